@@ -10,6 +10,7 @@ import pytest
 import torch
 from faults import Project, ended, job_of, one_line, same, succeeded
 from gpus import Machine, needs_stand_in
+from planted import MISTAKES
 from sweeps import NVIDIA_SMI, start, write_grid
 
 pytestmark = [needs_stand_in, pytest.mark.full]
@@ -100,10 +101,44 @@ def test_the_profile_says_what_the_gpu_did(job):
     assert (job("profiled").folder / "memory.pickle").exists()
 
 
-def test_no_step_waits_for_the_gpu(job):
-    report = (job("profiled").folder / "profile.txt").read_text()
-    waits = report.split("Where the host waits for the GPU\n")[1].split("\n\n")[0]
-    assert waits == "  nowhere"
+WAITS = """
+import sys
+import warnings
+
+import torch
+from labjobs.sources import is_engines, is_students, place
+
+SYNCHRONIZES = "called a synchronizing CUDA operation"
+
+
+def warned(message, *about, **more):
+    frame = sys._getframe(1)
+    while SYNCHRONIZES in str(message) and frame:
+        file = frame.f_code.co_filename
+        if is_students(file):
+            print("waits at", place(file, frame.f_lineno), file=sys.stderr)
+        if is_students(file) or is_engines(file):
+            return
+        frame = frame.f_back
+
+
+warnings.filterwarnings("always", SYNCHRONIZES)
+warnings.showwarning = warned
+torch.cuda.set_sync_debug_mode("warn")
+"""
+"""Names the student's lines at which the host waits for the GPU."""
+
+
+def test_no_line_of_a_step_waits_for_the_gpu(machine, project, tmp_path):
+    watched = project.copy(tmp_path / "watched")
+    (watched.root / "waits.py").write_text(WAITS)
+    watched.edit("run.py", "    job.resume(", "    import waits\n\n    job.resume(")
+    flags = ("--steps", "5", "--note", "watched")
+    assert "waits at" not in succeeded(machine.host(watched).run(*flags)).stderr
+    mistake = MISTAKES["item"]
+    mistake.edit.make(watched)
+    line = f"waits at run.py:{mistake.line(watched.root)}\n"
+    assert line in succeeded(machine.host(watched).run(*flags, "--force")).stderr
 
 
 def test_a_job_that_is_continued_has_the_gpus_random_numbers(machine, project, job, tmp_path):

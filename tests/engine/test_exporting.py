@@ -47,7 +47,7 @@ def batch(examples: int) -> Tensor:
 
 @pytest.mark.parametrize("made", [3, None, (), [torch.zeros(3)], {"x": 1}])
 def test_inputs_that_are_no_tensors_are_refused(made):
-    with pytest.raises(JobError, match="must return a tensor, a tuple or a dict"):
+    with pytest.raises(JobError, match="must return a tensor or a tuple of tensors"):
         export.make_inputs(lambda examples: made, 3)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from attempts import plain, steps_of
-from labjobs.commands.find import Speed, smallest_good, valley
+from labjobs.commands.find import smallest_good, valley
 from labjobs.errors import JobError
 from labjobs.job import runtime
 from labjobs.training import probes
@@ -31,31 +31,31 @@ def planted(
 @pytest.mark.parametrize("falls_at", [1e-4, 1e-2])
 def test_the_rate_is_in_the_middle_of_a_planted_valley(noise, falls_at):
     for seed in range(5):
-        found = valley(RATES, planted(noise, seed, falls_at))
-        assert found.rate == pytest.approx(np.sqrt(falls_at * 0.3), rel=0.6)
+        rate, _ = valley(RATES, planted(noise, seed, falls_at))
+        assert rate == pytest.approx(np.sqrt(falls_at * 0.3), rel=0.6)
 
 
 def test_noise_alone_gives_no_rate():
     random = np.random.default_rng(0)
     for _ in range(100):
-        found = valley(RATES, 2.3 + 0.1 * random.standard_normal((3, len(RATES))))
-        assert found.rate is None
-        assert "standard deviations of its noise" in found.about
+        rate, why = valley(RATES, 2.3 + 0.1 * random.standard_normal((3, len(RATES))))
+        assert rate is None
+        assert "standard deviations of its noise" in why
 
 
 def test_a_loss_that_does_not_rise_again_gives_no_rate():
-    found = valley(RATES, planted(0.1, seed=0, rises_at=1e9))
-    assert found.rate is None and "has not risen again at 8.3" in found.about
+    rate, why = valley(RATES, planted(0.1, seed=0, rises_at=1e9))
+    assert rate is None and "has not risen again at 8.3" in why
 
 
 def test_what_a_test_measured_before_it_diverged_counts():
     losses = planted(0.05, seed=0)
-    whole = valley(RATES, losses)
+    whole, _ = valley(RATES, losses)
     losses[1] = np.append(losses[1][:118], np.nan)
-    cut = valley(RATES, losses)
-    assert cut.rate == pytest.approx(whole.rate, rel=0.2)
-    with pytest.raises(ValueError, match="only 9 finite values"):
-        valley(RATES, [np.append(losses[0][:9], np.inf)])
+    cut, _ = valley(RATES, losses)
+    assert cut == pytest.approx(whole, rel=0.2)
+    none = valley(RATES, [np.append(losses[0][:9], np.inf)])
+    assert none == (None, "the loss has only 9 finite values")
 
 
 D, SPREAD = 6, 0.5
@@ -103,8 +103,7 @@ def test_the_noise_scale_of_a_linear_model_is_estimated_without_bias(sizes):
 
 
 def test_of_speeds_the_smallest_that_is_nearly_the_highest():
-    speeds = [Speed(8, [50, 51, 50]), Speed(16, [96, 97, 95]), Speed(32, [100, 99, 101])]
-    good, why = smallest_good(speeds)
+    good, why = smallest_good({8: [50, 51, 50], 16: [96, 97, 95], 32: [100, 99, 101]})
     assert good == 16
     assert "96 examples/s, 96% of the highest speed, which 32 has" in why
 
@@ -119,12 +118,11 @@ def quick(monkeypatch):
 def test_a_job_whose_speed_is_measured_pauses_and_goes_on_as_if_it_had_not(toy, quick, monkeypatch):
     whole = toy.run()
     monkeypatch.setenv(runtime.VARIABLE, runtime.FIND_BATCH_SIZE)
-    paused = toy.run("measured", runtime={"workers": 2})
+    paused = toy.run("measured")
     assert paused.status == 0 and "paused: after 10 steps" in paused.said
     assert steps_of(paused, runtime.RATE) == [6, 7, 8, 9, 10]
     (measured, *_) = [line for line in paused.journal() if runtime.RATE in line.get("metrics", {})]
     assert measured["metrics"][runtime.EXAMPLES] == 8
-    assert measured["metrics"][runtime.WORKERS] == 2
     assert measured["metrics"][runtime.MEMORY] > 2**20
     monkeypatch.delenv(runtime.VARIABLE)
     after = toy.run("measured")

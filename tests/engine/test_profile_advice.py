@@ -20,7 +20,6 @@ CPU = Watched(
     peak=2**20,
 )
 GPU = replace(CPU, device="a GPU", busy=1.0, precision="bf16", compiled=True)
-READ = {"run.py:7": 10}
 
 
 def advised(seen: Watched) -> list[str]:
@@ -45,9 +44,6 @@ def test_a_job_that_computes_all_the_time_is_advised_nothing(seen):
         (replace(GPU, precision="fp32"), ["--precision bf16"]),
         (replace(GPU, precision="fp32", busy=0.3, waiting=0.7), ["--workers", "--precision"]),
         (replace(GPU, copying=0.2), ["--loader resident"]),
-        (replace(GPU, busy=0.4, waits=READ), ["launch work", "run.py:7 waits"]),
-        (replace(GPU, waits=READ), []),  # while the GPU is busy
-        (replace(GPU, busy=0.4, waits={"run.py:7": 1}), ["launch work"]),  # once an epoch
         (replace(CPU, parts={"evaluation": 2.0}), ["--eval-every"]),
         (replace(CPU, recompiled=("Graph break at run.py:3",)), ["torch.compile"]),
     ],

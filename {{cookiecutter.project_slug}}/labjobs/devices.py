@@ -9,8 +9,8 @@ Source: docs.pytorch.org/docs/stable/accelerator.html, .../notes/cuda.html.
 import hashlib
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -285,21 +285,6 @@ def dump_allocations(device: torch.device, path: Path) -> bool:
     torch.cuda.memory._dump_snapshot(str(path))
     torch.cuda.memory._record_memory_history(enabled=None)
     return True
-
-
-@contextmanager
-def warning_of_waits(device: torch.device) -> Iterator[None]:
-    """Have torch warn of each operation by which the host waits for a CUDA GPU.
-
-    Source: docs.pytorch.org/docs/stable/generated/torch.cuda.set_sync_debug_mode.html.
-    """
-    if device.type == "cuda":
-        torch.cuda.set_sync_debug_mode("warn")
-    try:
-        yield
-    finally:
-        if device.type == "cuda":
-            torch.cuda.set_sync_debug_mode("default")
 
 
 def _module(device: torch.device) -> Any:

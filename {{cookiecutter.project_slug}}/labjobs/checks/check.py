@@ -10,7 +10,7 @@ from labjobs import attempt, exit_status
 from labjobs.errors import JobError, SettingsError
 from labjobs.job import attempts
 from labjobs.job.folder import JobFolder
-from labjobs.job.terminal import Interrupted, Interruption, leave
+from labjobs.job.terminal import Interrupted, Interruption, counted, leave
 
 S = TypeVar("S")
 
@@ -44,14 +44,12 @@ class Check(Generic[S]):
 
         trials = Trials(self._folder, main, check, temporary)
         if failure := trials.whole.failure:
-            if failure.of_settings:
-                raise SettingsError(failure.line)
             print(failure.trace, end="", file=sys.stderr)
-            raise JobError(failure.line)
+            raise failure.error
         found = 0
         for guarantee, answer in answers(trials):
             found += len(answer.findings)
             for line in answer.lines(guarantee):
                 print(line, flush=True)
-        said = f"{found} finding{'s' if found > 1 else ''}" if found else "nothing found"
+        said = counted(found, "finding") if found else "nothing found"
         return leave(int(found > 0), f"check finished: {said}")

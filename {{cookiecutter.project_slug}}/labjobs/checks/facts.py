@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, Subset
 
-from labjobs import layout
 from labjobs.data import trees
 from labjobs.data.batches import Batches
 from labjobs.data.streams import is_stream
@@ -31,7 +30,6 @@ from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Paused
 from labjobs.sources import Place, is_students, place
 from labjobs.training.loop import Job
-from labjobs.training.optim import Count
 from labjobs.training.progress import Length, Part, Position
 
 S = TypeVar("S")
@@ -87,15 +85,22 @@ def here() -> Place | None:
 def attribute_at(kind: type, name: str) -> Place | None:
     """Return where a class of the student's first assigns `self.<name>`, or else begins; None for a
     class of a library or of the engine."""
-    for base in kind.__mro__:
-        file = _module_file(base)
-        if not file or not is_students(file):
-            continue
-        for node in ast.walk(_tree(file)):
+    for base in filter(_file_of, kind.__mro__):
+        for node in ast.walk(_tree(_file_of(base))):
             if isinstance(node, ast.ClassDef) and node.name == base.__name__:
                 lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-                return _assigned_at(file, name, lines, ast.Attribute)
+                return _assigned_at(_file_of(base), name, lines)
     return None
+
+
+def _file_of(kind: type) -> str:
+    return students_file(sys.modules.get(kind.__module__))
+
+
+def students_file(module: object) -> str:
+    """Return the file of a module of the student's; empty for others."""
+    file = getattr(module, "__file__", None) or ""
+    return file if file and is_students(file) else ""
 
 
 def _local_at(frame: FrameType, name: str) -> Place:
@@ -105,22 +110,15 @@ def _local_at(frame: FrameType, name: str) -> Place:
     return _assigned_at(code.co_filename, name, range(code.co_firstlineno, last + 1))
 
 
-def _global_at(file: str, name: str) -> Place:
-    return _assigned_at(file, name, range(1, sys.maxsize))
-
-
-def _assigned_at(
-    file: str, name: str, lines: range, kind: type[ast.Name | ast.Attribute] = ast.Name
-) -> Place:
+def _assigned_at(file: str, name: str, lines: range = range(1, sys.maxsize)) -> Place:
     """The first of these lines that assigns a variable, or an attribute, of this name; if none
     does, the first of them all."""
-    named = [node for node in ast.walk(_tree(file)) if isinstance(node, kind)]
-    stored = [node for node in named if isinstance(node.ctx, ast.Store) and node.lineno in lines]
-    found = [
+    found = (
         node.lineno
-        for node in stored
-        if name == (node.id if isinstance(node, ast.Name) else node.attr)
-    ]
+        for node in ast.walk(_tree(file))
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if name == (node.id if isinstance(node, ast.Name) else node.attr) and node.lineno in lines
+    )
     return place(file, min(found, default=lines.start))
 
 
@@ -129,21 +127,14 @@ def _tree(file: str) -> ast.Module:
     return ast.parse(Path(file).read_bytes())
 
 
-def _module_file(kind: type) -> str | None:
-    return getattr(sys.modules.get(kind.__module__), "__file__", None)
-
-
 # Nested values as short texts, which are equal where all bits are.
 
 
 def digest(value: Any, but: Container[int] = ()) -> str:
     """Return the digest of the leaves of nested values, except tensors at some addresses."""
-    leaves = (leaf for leaf in trees.leaves(value) if not _lies_at(leaf, but))
-    return _short(repr([_of_leaf(leaf) for leaf in leaves]).encode())
-
-
-def _lies_at(leaf: Any, addresses: Container[int]) -> bool:
-    return isinstance(leaf, Tensor) and address(leaf) in addresses
+    leaves = trees.leaves(value)
+    left = [leaf for leaf in leaves if not (isinstance(leaf, Tensor) and _address(leaf) in but)]
+    return _short(repr([*map(_of_leaf, left)]).encode())
 
 
 def _of_leaf(leaf: Any) -> str:
@@ -167,27 +158,16 @@ def tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def address(tensor: Tensor) -> int:
-    """Return the address at which a tensor's memory begins."""
+def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def addresses(parts: Iterable[Part]) -> set[int]:
-    """Return the addresses at which the tensors in the state of parts lie."""
-    return {address(each) for part in parts for each in tensors(part.state_dict())}
 
 
 # What the student's code carries from step to step: variables that were there when the loop began,
 # and have changed since. If such a variable was not passed to job.resume(), a continued job does
 # not have its value.
 
-GENERATORS: dict[type, Callable[[Any], Any]] = {
-    random.Random: random.Random.getstate,
-    np.random.Generator: lambda generator: generator.bit_generator.state,
-    np.random.RandomState: lambda generator: generator.get_state(),
-    torch.Generator: torch.Generator.get_state,
-}
-"""How to read the state of a generator of random numbers."""
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+"""Generators of random numbers; their pickles hold their states."""
 
 GLOBAL = (random._inst, np.random.mtrand._rand, torch.default_generator)
 """The generators whose states a job saves."""
@@ -231,7 +211,7 @@ class Carried:
             before = self._before.get(key)
             if not before or before == now[key] or id(value) in known:
                 continue
-            kind = 0 if _is_part(value) else 1 if _reads_state(value) else 2
+            kind = 0 if _is_part(value) else 1 if isinstance(value, GENERATORS) else 2
             own = key if kind == 2 else (id(value), "")  # objects may have several names
             if own not in self._changed and (at := made_at()):
                 self._changed[own] = kind, Finding(at, f"{name} {CHANGES[kind]}")
@@ -247,7 +227,8 @@ class Carried:
         return tuple(found for _, found in sorted(self._changed.values(), key=lambda each: each[0]))
 
     def _states(self) -> dict[tuple[int, str], str | None]:
-        of_parts = addresses(self._parts)
+        states = [part.state_dict() for part in self._parts]
+        of_parts = {_address(each) for each in tensors(states)}
         return {found.key: _state(found.value, of_parts) for found in self._variables()}
 
     def _variables(self) -> Iterator[_Variable]:
@@ -257,9 +238,8 @@ class Carried:
             if frame.f_code.co_name != "<module>":
                 yield from _variables_in(frame, frame.f_locals, partial(_local_at, frame))
         for module in [*sys.modules.values()]:
-            file = getattr(module, "__file__", None)
-            if file and is_students(file):
-                yield from _variables_in(module, vars(module), partial(_global_at, file))
+            if file := students_file(module):
+                yield from _variables_in(module, vars(module), partial(_assigned_at, file))
         for dataset in self._datasets:
             yield from _attributes(type(dataset).__name__, dataset)
 
@@ -274,8 +254,7 @@ def _variables_in(
 
 def _attributes(name: str, value: Any) -> Iterator[_Variable]:
     """The attributes of an object of a class of the student's."""
-    file = _module_file(type(value))
-    if file and is_students(file) and hasattr(value, "__dict__"):
+    if _file_of(type(value)) and hasattr(value, "__dict__"):
         for attribute, found in [*vars(value).items()]:
             at = partial(attribute_at, type(value), attribute)
             yield _Variable((id(value), attribute), f"{name}.{attribute}", found, at)
@@ -286,20 +265,13 @@ def _is_part(value: Any) -> bool:
     return not isinstance(value, type) and all(callable(getattr(value, n, None)) for n in wanted)
 
 
-def _reads_state(value: Any) -> Callable[[Any], Any] | None:
-    if any(value is each for each in GLOBAL):
-        return None
-    return next((read for kind, read in GENERATORS.items() if isinstance(value, kind)), None)
-
-
 def _state(value: Any, of_parts: Container[int]) -> str | None:
     """The state of what can be carried; None of anything else. Objects may hold tensors of parts,
     as a network within a model does: these do not count."""
-    if read := _reads_state(value):
-        return digest(read(value))
     if _is_part(value):
         return digest(value.state_dict(), of_parts)
-    return digest(value) if _is_plain(value) else None
+    carried = isinstance(value, GENERATORS) and not any(value is each for each in GLOBAL)
+    return digest(value) if carried or _is_plain(value) else None
 
 
 def _is_plain(value: Any) -> bool:
@@ -398,16 +370,14 @@ class ShortJob(Job[S]):
 
 class Kind(IntEnum):
     """Kinds of facts, in the order in which they occur in a step. START and STATE are the states of
-    parts before and after training, BATCH is what job.steps() hands out, PART what job.parts() is
-    given."""
+    parts before and after training, BATCH is what job.steps() hands out."""
 
     START = 0
     BATCH = 1
-    PART = 2
-    TRAINING = 3
-    EVALUATION = 4
-    STATE = 5
-    RESULT = 6
+    TRAINING = 2
+    EVALUATION = 3
+    STATE = 4
+    RESULT = 5
 
 
 class Fact(NamedTuple):
@@ -444,18 +414,11 @@ class Recorded(ShortJob[S]):
         if not self.step:
             self._note_states(0, Kind.START)
 
-    def steps(
-        self, batches: Batches | None = None, *, examples: int = 0, **units: float
-    ) -> Iterator[Any]:
+    def steps(self, *batches: Any, **examples: Any) -> Iterator[Any]:
         """Note each batch."""
-        for batch in super().steps(batches, examples=examples, **units):
+        for batch in super().steps(*batches, **examples):
             self.facts[Fact(self.step + 1, Kind.BATCH, "batch")] = digest(batch)
             yield batch
-
-    def parts(self, batch: Any, elements: Count | None = None) -> Iterator[tuple[Any, Tensor]]:
-        """Note the batch that is to be split."""
-        self.facts[Fact(self.step + 1, Kind.PART, "batch")] = digest(batch)
-        return super().parts(batch, elements)
 
     def end_training(self) -> None:
         """Note the state that training ends with."""
@@ -470,10 +433,8 @@ class Recorded(ShortJob[S]):
 
 def measured(attempt: Path, declared: Mapping[str, Any]) -> dict[Fact, str]:
     """Return what the journal of an attempt has of declared metrics, and the learning rate."""
-    with (attempt / layout.JOURNAL).open("rb") as file:
-        lines = journal.Reader(file).read()
     found = {}
-    for line in lines:
+    for line in journal.lines_of(attempt):
         for name, value in line.get("metrics", {}).items():
             part, _, metric = name.removeprefix("best_").partition("_")
             if metric not in declared and name != "lr":
@@ -495,14 +456,13 @@ def first_difference(one: Facts, other: Facts) -> Fact | None:
 
 def difference(fact: Fact, one: Facts, other: Facts) -> str:
     """Return in words how a fact differs."""
-    digests = {
-        Kind.START: f"the initial state of {fact.name} is not the same",
-        Kind.BATCH: f"the batch of step {fact.step} is not the same",
-        Kind.PART: f"the batch of step {fact.step} is not the same after augmentation",
-        Kind.STATE: f"{fact.name} is not the same at the end",
-    }
-    if fact.kind in digests:
-        return digests[fact.kind]
+    match fact.kind:
+        case Kind.START:
+            return f"the initial state of {fact.name} is not the same"
+        case Kind.BATCH:
+            return f"the batch of step {fact.step} is not the same"
+        case Kind.STATE:
+            return f"{fact.name} is not the same at the end"
     was, now = one.get(fact, "missing"), other.get(fact, "missing")
     at = "" if fact.kind == Kind.RESULT else f" at step {fact.step}"
     return f"{fact.name}{at} was {was} and is now {now}"

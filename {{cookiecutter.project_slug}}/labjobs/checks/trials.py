@@ -30,6 +30,7 @@ from labjobs.checks.facts import (
     difference,
     first_difference,
     measured,
+    students_file,
 )
 from labjobs.checks.watching import Seen, Watched
 from labjobs.cli.flags import option
@@ -38,7 +39,7 @@ from labjobs.job import terminal
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Stopped
 from labjobs.settings import Metric, value_at_start
-from labjobs.sources import Place, declaration, is_students, reached, words_of
+from labjobs.sources import Place, declaration, reached, words_of
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -61,11 +62,10 @@ RUNTIME = {
 
 
 class Failure(NamedTuple):
-    """Why a trial ended early, and where in the student's code."""
+    """Why a trial ended early, with a trace for a mistake, and where in the student's code."""
 
-    line: str
+    error: SettingsError | JobError
     trace: str
-    of_settings: bool
     place: Place | None
 
 
@@ -130,7 +130,7 @@ class Trials(Generic[S]):
             spec=job.spec,
             resumed_at=job.resumed_at,
             device=job.device.type,
-            imported=tuple(filter(is_students, _files())),
+            imported=tuple(filter(None, map(students_file, [*sys.modules.values()]))),
             failure=failure,
         )
 
@@ -138,7 +138,7 @@ class Trials(Generic[S]):
         folder = self._folder_of("watched")
         job = Watched(folder)
         if failure := self._run(folder, job):
-            unseen = Answer(unknown=f"since looking at the job failed: {failure.line}")
+            unseen = Answer(unknown=f"since looking at the job failed: {failure.error}")
             return Outcome(failure=failure, seen=Seen(unseen, unseen, unseen, unseen))
         return Outcome(measured(folder.path, folder.metrics), seen=job.seen())
 
@@ -166,18 +166,12 @@ class Trials(Generic[S]):
             job.stop(save=True)
         except Exception as error:
             job.stop(save=False)
-            expected = isinstance(error, SettingsError | JobError)
-            trace = "" if expected else traceback.format_exc()
-            of_settings = isinstance(error, SettingsError)
-            return Failure(cause(error), trace, of_settings, reached(error))
+            if isinstance(error, SettingsError | JobError):
+                return Failure(error, "", reached(error))
+            return Failure(JobError(cause(error)), traceback.format_exc(), reached(error))
         finally:
             job.close()
         return None
-
-
-def _files() -> Iterator[str]:
-    """The files of the modules that this process has imported."""
-    return filter(None, (getattr(each, "__file__", None) for each in sys.modules.values()))
 
 
 def _in_process(function: Callable[[], T]) -> T:
@@ -231,7 +225,7 @@ def _exact_resume(trials: Trials[Any]) -> Answer:
     """Does a job that is interrupted and continued end with the same bits?"""
     whole, parts = trials.whole, trials.interrupted
     if parts.failure:
-        line = f"interrupted and continued, it fails: {parts.failure.line}"
+        line = f"interrupted and continued, it fails: {parts.failure.error}"
         return Answer((Finding(parts.failure.place or whole.resumed_at, line),))
     if not parts.stops:
         return Answer(unknown="since it trains in no job.steps(…)")
@@ -263,8 +257,8 @@ def _same_bits(trials: Trials[Any]) -> Answer:
     if trials.bits_may_differ:
         return Answer(unknown=ON_GPU)
     said = f"run again, {difference(found, whole.facts, trials.interrupted.facts)}"
-    if seen.clocks:
-        return Answer((Finding(seen.clocks[0], f"{said}: a clock is read"),))
+    if seen.clock:
+        return Answer((Finding(seen.clock, f"{said}: a clock is read"),))
     return Answer((Finding(whole.resumed_at, f"{said}; is something random without a seed?"),))
 
 
@@ -290,17 +284,15 @@ def _evaluation(trials: Trials[Any]) -> Answer:
         return Answer(unknown="since no validation or test batches are read")
     found = list(dict.fromkeys(each.changes for each in seen.evaluations if each.changes))
     # What is random in evaluation, in at most one line.
-    drew = [each for each in seen.evaluations if each.draws] or seen.evaluations
-    place = drew[0].draws or drew[0].reads
-    drawn = f": random numbers are drawn{drew[0].within}" if drew[0].draws else ""
+    drew = [each for each in seen.evaluations if each.drew]
+    place, drawn = (drew or seen.evaluations)[0].place, ": random numbers are drawn" if drew else ""
     whole = {fact: value for fact, value in trials.whole.facts.items() if fact in metrics}
     differs = first_difference(whole, metrics)
     if differs and differs.kind != Kind.TRAINING:
         text = f"{differs.name} is not the same when it is evaluated again{drawn}"
         found.append(Finding(place, text))
-    elif any(each.drew for each in seen.evaluations):
-        text = f"evaluation changes the random numbers of training{drawn}"
-        found.append(Finding(place, text))
+    elif drew:
+        found.append(Finding(place, "evaluation changes the random numbers of training"))
     return Answer(tuple(found))
 
 

@@ -26,8 +26,6 @@ from labjobs.checks.facts import (
     Carried,
     Finding,
     ShortJob,
-    address,
-    addresses,
     attribute_at,
     digest,
     here,
@@ -39,13 +37,13 @@ from labjobs.data.batches import Batches
 from labjobs.data.order import examples_at, underlying
 from labjobs.data.streams import is_stream
 from labjobs.devices import GlobalStreams
+from labjobs.errors import few
 from labjobs.files import CODE
 from labjobs.job.folder import JobFolder
 from labjobs.sources import Place, is_students, place
 from labjobs.training.progress import Part
 
 S = TypeVar("S")
-T = TypeVar("T")
 
 
 # Operations of torch, observed as they run, including those in the backward pass and in libraries.
@@ -124,11 +122,7 @@ def _by_place(parameters: Iterable[_Parameter], what: str) -> list[Finding]:
     found = defaultdict(list)
     for each in parameters:
         found[each.place].append(each.name)
-    findings = []
-    for at, names in found.items():
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        findings.append(Finding(at, f"{', '.join(names[:NAMED])}{more}: {what}"))
-    return findings
+    return [Finding(at, f"{few(names, NAMED)}: {what}") for at, names in found.items()]
 
 
 def _made_at(module: nn.Module, path: str) -> Place | None:
@@ -160,22 +154,16 @@ class Differences:
         if func is not aten.sub.Tensor or len(found := tensors(args[:2])) != 2:
             return
         shapes = [tuple(each.shape) for each in found]
+        row, column = sorted(shapes, key=len)
+        crossed = len(row) == 1 and row[0] > 1 and column == (*row, 1)
         is_error = found[0].requires_grad != found[1].requires_grad
-        if is_error and _crossed(shapes) and (place := here()):
+        if is_error and crossed and (place := here()):
             text = f"{shapes[0]} minus {shapes[1]} is {tuple(result.shape)}; give both one shape"
             self._found.setdefault(place, Finding(place, text))
 
     def answer(self) -> Answer:
         """Return the differences that were found."""
         return Answer(tuple(self._found.values()))
-
-
-def _crossed(shapes: list[tuple[int, ...]]) -> bool:
-    """Whether one shape is a column, and the other a row with the same number of elements."""
-    match sorted(shapes, key=len):
-        case [(row,), (column, 1)]:
-            return row == column and row > 1
-    return False
 
 
 # Do training steps wait for the device, where the student's code reads a tensor's value?
@@ -283,17 +271,12 @@ OTHER_SEED = 2**31 - 1
 
 
 class SeenInEvaluation(NamedTuple):
-    """What was seen of a pass over batches."""
+    """What was seen of a pass over batches: what it changes of the state, whether it used global
+    random numbers, and where: torch's first, in the code that reads the batches, or else there."""
 
-    reads: Place | None
     changes: Finding | None
-    """What it changes of the state."""
     drew: bool
-    """Whether the global random numbers were used."""
-    draws: Place | None
-    """Where torch's were, in the code that reads the batches."""
-    within: str
-    """Where that is exactly, in words, if it is another line."""
+    place: Place | None
 
 
 class Evaluation:
@@ -301,16 +284,12 @@ class Evaluation:
 
     def __init__(self, parts: Mapping[str, Part], random: GlobalStreams, device: Any) -> None:
         self._parts, self._random = parts, random
-        self._frames = running()
+        self._reading, self._reads = running()[:1], here()
         self._before = self._states()
-        self._addresses = addresses(parts.values())
         self._training = random.state_dict()
         GlobalStreams(OTHER_SEED, device)
         self._others = digest(random.state_dict())
-        self._reads = here()
-        self._wrote: Place | None = None
         self._drew: Place | None = None
-        self._within = ""
 
     def end(self) -> SeenInEvaluation:
         """Let training have its random numbers again; returns what was seen."""
@@ -318,29 +297,19 @@ class Evaluation:
         self._random.load_state_dict(self._training)
         changed = [name for name, now in self._states().items() if now != self._before[name]]
         text = f"evaluation changes {', '.join(changed)}; is the model in training mode?"
-        changes = Finding(self._wrote or self._reads, text) if changed else None
-        return SeenInEvaluation(self._reads, changes, drew, self._drew, self._within)
+        changes = Finding(self._reads, text) if changed else None
+        return SeenInEvaluation(changes, drew, self._drew or self._reads)
 
     def done(self, func: Any, args: Any, kwargs: dict[str, Any], _result: Any) -> None:
-        """Note the first operations that draw random numbers, and that write to the state."""
+        """Note the first operation that draws random numbers: the line of the function that reads
+        the batches, or else the innermost one."""
         seeded = torch.Tag.nondeterministic_seeded in func.tags
         if seeded and kwargs.get("generator") is None and not self._drew:
-            self._drew, exactly = self._line(), here()
-            self._within = f" (in {exactly})" if exactly != self._drew else ""
-        schema = zip(func._schema.arguments, args, strict=False)
-        written = [tensor for about, arg in schema if about.is_write for tensor in tensors(arg)]
-        if not self._wrote and any(address(tensor) in self._addresses for tensor in written):
-            self._wrote = self._line()
+            reading = [frame for frame in running() if frame in self._reading]
+            self._drew = line_of(reading[0]) if reading else here()
 
     def _states(self) -> dict[str, str]:
         return {name: digest(part.state_dict()) for name, part in self._parts.items()}
-
-    def _line(self) -> Place | None:
-        """The line that is running of the function that reads the batches, or else the innermost
-        one."""
-        inside = running()
-        reading = self._frames[0] if self._frames else None
-        return line_of(reading) if reading and reading in inside else here()
 
 
 # The job.
@@ -370,8 +339,8 @@ class Seen:
     """Datasets whose examples are not the same when they are read again."""
     evaluations: list[SeenInEvaluation] = field(default_factory=list)
     in_background: bool = False
-    clocks: list[Place] = field(default_factory=list)
-    """Where a clock is read."""
+    clock: Place | None = None
+    """Where a clock is first read."""
 
 
 class Watched(ShortJob[S]):
@@ -429,11 +398,9 @@ class Watched(ShortJob[S]):
         self._carried = Carried(self._named, self._datasets)
         yield from super().epochs()
 
-    def steps(
-        self, batches: Batches | None = None, *, examples: int = 0, **units: float
-    ) -> Iterator[Any]:
+    def steps(self, *batches: Any, **examples: Any) -> Iterator[Any]:
         """Look at what is done with each batch."""
-        for batch in super().steps(batches, examples=examples, **units):
+        for batch in super().steps(*batches, **examples):
             self._waits.mark(batch)
             with Operations(self._waits.done, self._differences.done), self._waits:
                 yield batch
@@ -446,7 +413,9 @@ class Watched(ShortJob[S]):
             at, code = here(), getattr(type(dataset).__getitem__, "__code__", None)
             if code and is_students(code.co_filename):
                 at = place(code.co_filename, code.co_firstlineno)
-            _note(self._seen.unstable, Finding(at, UNSTABLE))  # one line for all parts
+            found = Finding(at, UNSTABLE)
+            if found not in self._seen.unstable:  # one line for all parts
+                self._seen.unstable.append(found)
 
     def _end_steps(self) -> None:
         super()._end_steps()
@@ -467,14 +436,9 @@ class Watched(ShortJob[S]):
         self._seen.evaluations.append(evaluation.end())
 
     def _called(self, frame: FrameType, event: str, called: Any) -> None:
-        """Note the lines that read a clock.
+        """Note the first line that reads a clock.
 
         Source: docs.python.org/3/library/sys.html#sys.setprofile.
         """
         if event == "c_call" and called in CLOCKS and is_students(frame.f_code.co_filename):
-            _note(self._seen.clocks, line_of(frame))
-
-
-def _note(noted: list[T], new: T) -> None:
-    if new not in noted:
-        noted.append(new)
+            self._seen.clock = self._seen.clock or line_of(frame)

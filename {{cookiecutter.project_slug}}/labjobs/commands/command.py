@@ -58,13 +58,16 @@ def number(flag: str, about: str, default: int | None = None) -> Arguments:
     return argument(flag, about, metavar="N", type=int, default=default)
 
 
+def setting(usual: str) -> Arguments:
+    """Return the flag that names the setting to find a value for."""
+    about = f"name of the setting (default: {usual})"
+    return argument("--setting", about, metavar="NAME", default=usual)
+
+
 JOB = argument("job", "a job's id, or the beginning of one", metavar="JOB")
 JSON = argument("--json", "print it as JSON", action="store_true")
 RUNS_ROOT = argument(
     "--runs-root", "folder with the jobs' folders (default: runs)", metavar="PATH", type=Path
-)
-SETTING = argument(
-    "--setting", "name of the setting, if not the usual one", metavar="NAME", default=""
 )
 FIND = JSON | argument("--force", "measure again, even if there are results", action="store_true")
 
@@ -129,7 +132,7 @@ COMMANDS = {
         argument("--up-to", "highest rate to test (default: 10)", type=float, default=10.0)
         | number("--steps", "optimizer steps of a test (default: 150)", 150)
         | number("--seeds", "tests, each with its own seed (default: 3)", 3)
-        | SETTING
+        | setting("lr")
         | FIND,
         find,
     ),
@@ -137,13 +140,15 @@ COMMANDS = {
         "find the largest batch size that fits, and the smallest that is nearly as fast as any",
         number("--smallest", "size to start with (default: 8)", 8)
         | number("--largest", "size to end with (default: 1000000)", 1_000_000)
-        | SETTING
+        | setting("batch_size")
         | FIND,
         find,
     ),
     runtime.FIND_NOISE_SCALE: Command(
         "find the batch size above which more examples help little (the noise scale)",
-        number("--steps", "optimizer steps to measure (default: 200)", 200) | SETTING | FIND,
+        number("--steps", "optimizer steps to measure (default: 200)", 200)
+        | setting("batch_size")
+        | FIND,
         find,
     ),
     runtime.FIND_WORKERS: Command(

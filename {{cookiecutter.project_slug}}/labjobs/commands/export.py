@@ -5,25 +5,24 @@ Source: docs.pytorch.org/docs/stable/user_guide/torch_compiler/export.html.
 """
 
 import importlib
-import inspect
 import io
 import json
 import logging
 import re
-import shutil
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-from uuid import uuid4
 
 import torch
 from safetensors.torch import save_model
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.utils._pytree import tree_leaves
 
 from labjobs import exit_status, layout
 from labjobs.commands.inventory import Job
@@ -47,9 +46,6 @@ TOLERANCE = 1e-4
 Make = Callable[[int], Any]
 """Returns inputs for a number of examples: `example_input` of the student's models.py."""
 
-Inputs = tuple[Tensor, ...] | dict[str, Tensor]
-"""What a network is called with: by position, or by the names of its parameters."""
-
 
 def export(found: Job, out: Path | None, as_json: bool) -> int:
     """Write the network of a job into a new folder, by default in exported/; return the exit
@@ -59,34 +55,18 @@ def export(found: Job, out: Path | None, as_json: bool) -> int:
     """
     if not found.folder:
         raise JobError(f"job {found.id}: {found.problem}")
-    job, runs_root = found.id, found.folder.runs_root
-    out = (out or PROJECT / layout.EXPORTED / job).expanduser().absolute()
+    out = (out or PROJECT / layout.EXPORTED / found.id).expanduser().absolute()
     if out.exists():
         raise SettingsError(f"{shown(out)} exists already: remove it, or choose another --out")
     try:
-        attempt = state.attempt_to_load(job, runs_root)
-        loaded, example, change = _loaded(job, runs_root)
-        if change:
-            leave(exit_status.FAILED, f"jobs.py: {change}")
-        if attempts.status_of(attempt) != "finished":
-            line = f"jobs.py: job {job} has not finished; these are its best weights so far"
-            leave(exit_status.FAILED, line)
-        Interruption().listen()  # not while libraries are imported, which many do not survive
-        with _whole(out) as folder:
-            model = loaded.model.eval()
-            _write(folder, model, example)
-            about = _about(attempt, loaded.metrics, change)
-            (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-            (folder / README).write_text(
-                _readme(job, model, make_inputs(example, TRACED)), encoding="utf-8"
-            )
+        _export(found.id, found.folder.runs_root, out)
     except (SettingsError, JobError):
         raise
     except OSError as error:
         raise JobError(cause(error)) from error
     except Exception as error:  # of the student's code, or of torch
         at = fault(error)
-        line = f"job {job} cannot be exported: {cause(error)}" + (f" ({at})" if at else "")
+        line = f"job {found.id} cannot be exported: {cause(error)}" + (f" ({at})" if at else "")
         raise JobError(line) from error
     if as_json:
         files = sorted(path.name for path in out.iterdir())
@@ -99,15 +79,39 @@ def export(found: Job, out: Path | None, as_json: bool) -> int:
     return exit_status.DONE
 
 
-def _loaded(job: str, runs_root: Path) -> tuple[Any, Make, str]:
-    """A job as jobs.load of the project returns it, what makes inputs for its network, and how the
-    code has changed since.
+def _export(job: str, runs_root: Path, out: Path) -> None:
+    attempt, change = state.attempt_to_load(job, runs_root)
+    loaded, example = _loaded(job, runs_root)
+    status = attempts.status_of(attempt) or "not finished"
+    if change:
+        leave(exit_status.FAILED, f"jobs.py: job {job} is from other code or data ({change})")
+    if status != "finished":
+        line = f"jobs.py: job {job} has not finished; these are its best weights so far"
+        leave(exit_status.FAILED, line)
+    about = journal.record_of(attempt, layout.SETTINGS) | {
+        "status": status,
+        "exported_with": change or "the same code",
+        "spec": read_json(attempt / layout.SPEC),
+        "metrics": loaded.metrics,
+    }
+    Interruption().listen()  # not while libraries are imported, which many do not survive
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
+        folder = Path(temporary) / out.name
+        folder.mkdir()
+        _write(folder, loaded.model.eval(), example)
+        (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        readme = _readme(job, make_inputs(example, TRACED))
+        (folder / README).write_text(readme, encoding="utf-8")
+        folder.rename(out)  # the whole folder, or nothing
 
-    Raises JobError if its weights do not fit the present code, or if nothing says what inputs are.
-    """
+
+def _loaded(job: str, runs_root: Path) -> tuple[Any, Make]:
+    """A job as jobs.load of the project returns it, and what makes inputs for its network. Raises
+    JobError if its weights do not fit the present code, or if nothing says what inputs are."""
     jobs, models = map(importlib.import_module, ("jobs", "models"))
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of changed code, of which there is a line already
         try:
             found = jobs.load(job, runs_root)
         except (RuntimeError, TypeError, KeyError) as error:
@@ -118,22 +122,7 @@ def _loaded(job: str, runs_root: Path) -> tuple[Any, Make, str]:
             "models.py has no example_input(settings, spec, examples), which makes inputs for the "
             "network; `python jobs.py docs export` shows one"
         )
-    changes = [str(each.message) for each in warned if str(each.message).startswith(f"job {job} ")]
-    example = partial(models.example_input, found.settings, found.spec)
-    return found, example, "".join(changes[:1])
-
-
-@contextmanager
-def _whole(out: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `out` at the end; after an error, it is removed."""
-    part = out.with_name(f".{out.name}.{uuid4().hex}")
-    part.mkdir(parents=True)
-    try:
-        yield part
-        part.rename(out)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+    return found, partial(models.example_input, found.settings, found.spec)
 
 
 def _write(folder: Path, model: nn.Module, example: Make) -> None:
@@ -151,7 +140,7 @@ def _write(folder: Path, model: nn.Module, example: Make) -> None:
     check(model, torch.export.load(folder / MODEL).module(), example)
 
 
-def make_inputs(example: Make, examples: int) -> Inputs:
+def make_inputs(example: Make, examples: int) -> tuple[Tensor, ...]:
     """Return inputs for a number of examples, the same each time.
 
     Raises JobError if they are not tensors.
@@ -159,27 +148,20 @@ def make_inputs(example: Make, examples: int) -> Inputs:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(examples)
         made = example(examples)
-    found: Inputs = made if isinstance(made, dict | tuple) else (made,)
-    every = [*found.values()] if isinstance(found, dict) else [*found]
-    if not every or not all(isinstance(each, Tensor) for each in every):
-        raise JobError(
-            "example_input in models.py: must return a tensor, a tuple or a dict of tensors"
-        )
+    found = made if isinstance(made, tuple) else (made,)
+    if not found or not all(isinstance(each, Tensor) for each in found):
+        raise JobError("example_input in models.py: must return a tensor or a tuple of tensors")
     return found
 
 
-def dynamic_shapes(example: Make) -> list[dict[int, Any]]:
+def dynamic_shapes(example: Make) -> tuple[dict[int, Any], ...]:
     """Return for each tensor the dimensions that grow with the number of examples, as torch.export
     takes them. Raises JobError if none do."""
-    one, other = (tensors(make_inputs(example, count)) for count in (TRACED, OTHER))
-    shapes = [
-        {
-            place: Dim.DYNAMIC
-            for place, (size, other_size) in enumerate(zip(a.shape, b.shape, strict=True))
-            if size != other_size
-        }
+    one, other = (make_inputs(example, count) for count in (TRACED, OTHER))
+    shapes = tuple(
+        {place: Dim.DYNAMIC for place in range(a.dim()) if a.shape[place] != b.shape[place]}
         for a, b in zip(one, other, strict=True)
-    ]
+    )
     if not any(shapes):
         raise JobError(
             "example_input in models.py: must return the number of examples that it is asked for"
@@ -195,10 +177,7 @@ def traced(model: nn.Module, example: Make) -> ExportedProgram:
     shapes, given = dynamic_shapes(example), make_inputs(example, TRACED)
     try:
         with torch.no_grad(), _quiet():
-            if isinstance(given, dict):
-                named = dict(zip(given, shapes, strict=True))
-                return torch.export.export(model, (), given, dynamic_shapes=named)
-            return torch.export.export(model, given, dynamic_shapes=tuple(shapes))
+            return torch.export.export(model, given, dynamic_shapes=shapes)
     except Exception as error:  # torch has dozens of kinds
         # Its reason is the first thing that it lists, or the first sentence of all; in one colour.
         listed = [line[2:] for line in map(str.strip, str(error).splitlines()) if line[:2] == "- "]
@@ -229,9 +208,9 @@ def check(network: Callable[..., Any], exported: Callable[..., Any], example: Ma
     """Raise JobError unless an exported network gives the network's outputs for all COUNTS."""
     for count in COUNTS:
         given, counted = make_inputs(example, count), f"{count} example{'s' * (count > 1)}"
-        wanted = tensors(_call(network, given))
+        wanted = tensors(network(*given))
         try:
-            found = tensors(_call(exported, given))
+            found = tensors(exported(*given))
         except Exception as error:
             raise JobError(f"{MODEL} fails for {counted}: {first_line(error)}") from error
         try:
@@ -253,46 +232,26 @@ def _largest(output: Tensor) -> float:
     return max(numbers[numbers.isfinite()].tolist(), default=0.0)
 
 
-def _call(function: Callable[..., Any], given: Inputs) -> Any:
-    return function(**given) if isinstance(given, dict) else function(*given)
-
-
 def tensors(output: Any) -> list[Tensor]:
     """Return the tensors of an output. Raises JobError if it is no nesting of tensors."""
-    if isinstance(output, Tensor):
-        return [output]
-    parts = output.values() if isinstance(output, dict) else output
-    if not isinstance(output, dict | tuple | list):
-        raise JobError(f"the network returns {type(output).__name__}; only tensors can be compared")
-    return [tensor for part in parts for tensor in tensors(part)]
+    found = tree_leaves(output)
+    for each in found:
+        if not isinstance(each, Tensor):
+            kind = type(each).__name__
+            raise JobError(f"the network returns {kind}; only tensors can be compared")
+    return found
 
 
-def _about(attempt: Path, metrics: dict[str, float], change: str) -> dict[str, Any]:
-    """Where the network comes from: what job.json holds."""
-    return journal.record_of(attempt, layout.SETTINGS) | {
-        "status": attempts.status_of(attempt) or "not finished",
-        "exported_with": change or "the same code",
-        "spec": read_json(attempt / layout.SPEC),
-        "metrics": metrics,
-    }
-
-
-def _readme(job: str, model: nn.Module, given: Inputs) -> str:
+def _readme(job: str, given: tuple[Tensor, ...]) -> str:
     """How to load and call the network, in Markdown."""
-    by_name = isinstance(given, dict)
-    names = [*(given if by_name else inspect.signature(model.forward).parameters)]
-    made, call = [], []
-    # forward may have more parameters, with defaults
-    for name, tensor in zip(names, tensors(given), strict=False):
-        made.append(f"{name} = torch.zeros({tuple(tensor.shape)}, dtype={tensor.dtype})\n")
-        call.append(f"{name}={name}" if by_name else name)
+    inputs = [f"torch.zeros({tuple(each.shape)}, dtype={each.dtype})" for each in given]
     return f"""# The network of job {job}
 
 ```python
 import torch
 
 model = torch.export.load("{MODEL}").module()
-{"".join(made)}outputs = model({", ".join(call)})
+outputs = model({", ".join(inputs)})
 ```
 
 `{WEIGHTS}` has the weights by name; `{ABOUT}` says where they come from.

@@ -1,35 +1,51 @@
-"""The command `jobs.py find`: a value for a setting or a flag, from short jobs that measure it."""
+"""The command `jobs.py find`: a value for a setting or a flag, from short jobs that measure it.
+
+Each job pauses as soon as it is measured. They run one after another, on a GPU that is held as a
+sweep holds it. What the present code has measured already is not run again.
+"""
 
 import json
 import math
+import os
+import shlex
+import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from labjobs import exit_status, machine
-from labjobs.cli.flags import option
-from labjobs.commands import short_jobs
-from labjobs.commands.short_jobs import Target, Trials
-from labjobs.errors import JobError, SettingsError
-from labjobs.job import runtime
+from labjobs.cli import flags
+from labjobs.cli.flags import as_plain, as_text, option
+from labjobs.cli.parser import parse
+from labjobs.commands.replay import Recorded, run
+from labjobs.errors import JobError, SettingsError, require
+from labjobs.files import CODE
+from labjobs.job import identity, runtime
 from labjobs.job.folder import JobFolder
-from labjobs.job.runtime import EXAMPLES, LOADER, MEMORY, NOISE, RATE, SIGNAL, WORKERS
+from labjobs.job.runtime import EXAMPLES, MEMORY, NOISE, RATE, SIGNAL, Runtime
 from labjobs.job.terminal import Interruption
 from labjobs.results import intervals
+from labjobs.settings import Span
+from labjobs.sweeps import gpus
+from labjobs.sweeps.gpus import Gpu
 
 Row = dict[str, str | int | float | None]
 """A row of the table, by the names of its columns."""
 
+Point = dict[str, float]
+"""The metrics of a step, with its number as `step`."""
+
 
 class Answer(NamedTuple):
-    """The answer for a setting or flag: its name as a field, the suggested value or None, how that
-    was found or why there is none, and a table."""
+    """The suggested value or None, how that was found or why there is none, and a table."""
 
-    what: str
     value: float | int | None
     why: str
     rows: Sequence[Row]
@@ -41,36 +57,33 @@ def find(given: Namespace, words: Sequence[str], runs_root: Path | None) -> int:
 
     Raises SettingsError for wrong flags, JobError if a job cannot be measured.
     """
-    for name, least in {"steps": 20, "seeds": 1, "smallest": 1, "largest": 0}.items():
-        value = getattr(given, name, None)
-        if value is not None and value < least:
-            raise SettingsError(f"--{name} {value}: must be at least {least}")
-    if getattr(given, "up_to", 1.0) <= 0:
-        raise SettingsError(f"--up-to {given.up_to:g}: must be above 0")
-    what = given.command
-    target = short_jobs.read_target(words, runs_root)
+    for flag, least in {"steps": 20, "seeds": 1, "smallest": 1, "largest": 0}.items():
+        value = getattr(given, flag, None)
+        require(value is None or value >= least, f"--{flag}", value, f"at least {least}")
+    job = _read(words, runs_root)
+    name = getattr(given, "setting", "workers").removeprefix("--").replace("-", "_")
+    if "setting" in given and name not in flags.of(type(job.settings)):
+        line = f"settings.py has no setting `{name}`"
+        raise SettingsError(f"{line}; name the setting to use instead with --setting")
     Interruption().listen()
-    trials = Trials(what, target.runtime.device, given.force)
-    answer = FINDERS[what](target, given, trials)
-    found, following = answer.value is not None, target
-    if found:
-        change = target.running if what == runtime.FIND_WORKERS else target.having
-        following = change(**{answer.what: answer.value})
+    trials = Trials(given.command, job.runtime.device, given.force)
+    value, why, rows = FINDERS[given.command](job, name, given, trials)
+    following = _command(job if value is None else _changed(job, **{name: value}))
     if given.json:
         content = {
-            "suggestion": {answer.what: answer.value} if found else None,
-            "why": answer.why,
-            "rows": answer.rows,
-            "jobs": [*trials.jobs],
-            "next": following.command,
+            "suggestion": None if value is None else {name: value},
+            "why": why,
+            "rows": rows,
+            "jobs": trials.jobs,
+            "next": following,
         }
         print(json.dumps(content, indent=2))
     else:
-        _print_table(answer.rows)
-        suggestion = f"suggestion: {option(answer.what)} {answer.value} ({answer.why})"
-        print(suggestion if found else f"nothing stands out: {answer.why}")
-        print(f"next: {following.command}")
-    return exit_status.DONE if found else exit_status.FAILED
+        _print_table(rows)
+        suggestion = f"suggestion: {option(name)} {value} ({why})"
+        print(f"nothing stands out: {why}" if value is None else suggestion)
+        print(f"next: {following}")
+    return exit_status.FAILED if value is None else exit_status.DONE
 
 
 def _print_table(rows: Sequence[Row]) -> None:
@@ -85,42 +98,194 @@ def _print_table(rows: Sequence[Row]) -> None:
         print("  ".join(map(str.ljust, row, widths)).rstrip())
 
 
+# The jobs that measure.
+
+REFUSED = (
+    *("check", "continue_anyway", "force", "log_every", "pause_after", "profile", "quiet"),
+    "scratch",
+)
+"""Flags of the engine that the finder sets itself, or with which nothing is measured."""
+
+LONG = 1_000_000
+"""Optimizer steps of a job that pauses long before it is evaluated."""
+
+
+def _read(words: Sequence[str], runs_root: Path | None) -> JobFolder[Any]:
+    """The job of a command line, which has its flags and, optionally, its script first. Raises
+    SettingsError if they are wrong."""
+    given = [*words]
+    named = bool(given) and given[0].endswith(".py") and not given[0].startswith("-")
+    script = identity.read(given.pop(0).removesuffix(".py") if named else identity.DEFAULT)
+    settings, engines = parse(script.settings, Runtime, given)
+    for name in REFUSED:
+        if getattr(engines, name) != getattr(Runtime, name):
+            raise SettingsError(f"{option(name)}: cannot be used with find")
+    if runs_root:
+        engines = replace(engines, runs_root=runs_root)
+    return JobFolder(settings, engines, script.metrics, script.name)
+
+
+def _changed(job: JobFolder[Any], **values: Any) -> JobFolder[Any]:
+    """The job with other values of some settings, or of flags of the engine. Raises SettingsError
+    if there is no such setting, or the value is not allowed."""
+    engines = {name: value for name, value in values.items() if name in flags.of(Runtime)}
+    own = {name: value for name, value in values.items() if name not in engines}
+    for name, value in own.items():
+        if name not in flags.of(type(job.settings)):
+            raise SettingsError(f"settings.py has no setting `{name}`, which find needs")
+        flags.of(type(job.settings))[name].read(as_text(value))
+    try:
+        settings = replace(job.settings, **own)
+    except ValueError as error:  # a rule in __post_init__
+        raise SettingsError(str(error)) from None
+    return JobFolder(settings, replace(job.runtime, **engines), job.metrics, job.script)
+
+
+def _long(job: JobFolder[Any], steps: int = LONG, pause_after: int = 0) -> JobFolder[Any]:
+    """The job with this number of optimizer steps, evaluated only at the end; one that pauses after
+    some steps logs each of them."""
+    others = {"minutes": 0.0, "eval_every": Span(str(steps))}
+    values: dict[str, Any] = {k: v for k, v in others.items() if hasattr(job.settings, k)}
+    if pause_after:
+        values |= {"pause_after": Span(str(pause_after)), "log_every": 1}
+    return _changed(job, steps=steps, **values)
+
+
+def _command(job: JobFolder[Any]) -> str:
+    """The command that runs a job, as a user types it."""
+    words = []
+    for name, flag in flags.of(Runtime).items():
+        value = getattr(job.runtime, name)
+        if isinstance(value, Path):  # jobs run in the project's folder
+            value = value.expanduser().absolute()
+        if value != flag.default:
+            words.append(f"{option(name)}={as_text(as_plain(value))}")
+    return f"{identity.as_command(job.settings, job.script)} {shlex.join(words)}".rstrip()
+
+
+class OutOfMemory(JobError):
+    """A job has run out of memory, or was probably killed for that reason."""
+
+
+class Trials:
+    """Runs jobs for a purpose, such as `find lr`, on the device that --device names; with `again`,
+    jobs that were run before are run again. `jobs` are the ids of those that were measured.
+
+    Raises SettingsError for a GPU that does not exist.
+    """
+
+    def __init__(self, purpose: str, device: str, again: bool) -> None:
+        self.jobs: list[str] = []
+        self._purpose, self._again = purpose, again
+        kind, _, number = device.partition(":")
+        named = number or (None if kind == "auto" else "0")
+        on_gpus = gpus.on_gpus(named) if kind in ("auto", "cuda") else []
+        self.on_gpu = bool(on_gpus)
+        self._gpus = on_gpus or gpus.on_cpu(1)
+
+    @cached_property
+    def _gpu(self) -> Gpu:
+        """The first GPU that nobody uses, for all jobs, or the CPU. Raises JobError if all GPUs are
+        in use."""
+        for gpu in self._gpus:
+            if gpu.take():
+                return gpu
+        raise JobError(f"GPU {gpu.device} {gpu.why}; wait, or choose another with -- --device")
+
+    def measure(self, job: JobFolder[Any], metric: str, cure: str = "") -> list[Point]:
+        """Return the points of a job that have a metric; run it, if it is not measured yet. `cure`
+        says what to do if there are none.
+
+        Raises SettingsError for wrong settings, JobError for a job that cannot be measured, and
+        Interrupted after a signal has stopped it.
+        """
+        outcome, said = job.outcome(), ""
+        over = self._again or bool(job.change)
+        if over or not (outcome.get("status") in MEASURED or _lacked_memory(outcome)):
+            said = self._run(job, ["--force"] if over else [])
+            job = _changed(job)
+            outcome = job.outcome()
+        said = outcome.get("said", said)
+        if _lacked_memory(outcome):
+            raise OutOfMemory(f"{job.label} ran out of memory")
+        if outcome.get("status") not in MEASURED:
+            raise JobError(said)
+        self.jobs.append(job.id)
+        points = [
+            {"step": line["step"], **line["metrics"]}
+            for line in Recorded(job.latest or job.path).lines
+            if metric in line.get("metrics", {})
+        ]
+        if not points:
+            raise JobError(f"{self._purpose}: {job.label} logs no {metric}; {cure or said}")
+        return points
+
+    def _run(self, job: JobFolder[Any], words: Sequence[str]) -> str:
+        """Run a job's process to its end; return its last line."""
+        gpu = self._gpu
+        print(f"job {job.id} started: {job.name}", file=sys.stderr, flush=True)
+        if gpu.env:  # in which it is the only one
+            job = _changed(job, device="auto")
+        command = [sys.executable, *shlex.split(_command(job))[1:], "--quiet", *words]
+        env = os.environ | {runtime.VARIABLE: self._purpose} | gpu.env
+        # It holds the GPU, even if this process is killed.
+        status, line = run(command, CODE, env, gpu.files)
+        if status == exit_status.WRONG:
+            raise SettingsError(line)
+        print(line.split("; the same command")[0], file=sys.stderr, flush=True)
+        if status in (exit_status.OTHER_CODE, exit_status.ELSEWHERE):
+            raise JobError(line)
+        if status < 0:
+            raise OutOfMemory(f"{job.label} was killed, probably because memory ran out")
+        return line
+
+
+MEASURED = ("paused", "finished", "diverged")
+"""The outcomes of jobs whose journals have the measurements, as far as the jobs got."""
+
+
+def _lacked_memory(outcome: Mapping[str, Any]) -> bool:
+    return outcome.get("status") == "failed" and "out of memory" in outcome["said"]
+
+
 # `find lr`: a learning rate, from range tests.
 #
 # Each test is a job of the student's script with the schedule `range-test`, which raises the rate
 # by the same factor in each step, from a millionth of --up-to to --up-to. A job is expected to
 # diverge at a high rate; its points until then count. Source: Smith 2015, arxiv.org/abs/1506.01186.
 
-SCHEDULE = "range-test"
 
-
-def _find_lr(target: Target, given: Namespace, trials: Trials) -> Answer:
-    name = target.named("lr", given.setting)
-    test = target.long(given.steps + 1).paused_after(given.steps)  # so it is never evaluated
-    test = test.having(**{name: given.up_to, _schedule(target): SCHEDULE})
-    if "warmup" in target.known:
-        test = test.having(warmup=target.known["warmup"].reader("0"))
-    tests = [test]
-    if "seed" in target.known:
-        first = target.settings.seed
-        tests = [test.having(seed=first + place) for place in range(given.seeds)]
-    loss = _loss(target)
-    jobs = [trials.measure(each) for each in tests]
-    curves = [_curve(job, name, loss) for job in jobs]
-    longest = max((rates for rates, _ in curves), key=len)
-    try:
-        found = valley(longest, [losses for _, losses in curves])
-    except ValueError as error:
-        said = f"{loss} has {error}; see {jobs[0].label}'s log.txt"
-        raise JobError(f"find lr: {said}") from None
-    rows: list[Row] = []
-    for job, (rates, losses) in zip(jobs, curves, strict=True):
+def _find_lr(job: JobFolder[Any], name: str, given: Namespace, trials: Trials) -> Answer:
+    test = _long(job, given.steps + 1, pause_after=given.steps)  # so it is never evaluated
+    test = _changed(test, **{name: given.up_to}, schedule="range-test")
+    if hasattr(job.settings, "warmup"):
+        test = _changed(test, warmup=Span("0"))
+    first, loss = getattr(job.settings, "seed", None), _loss(job)
+    seeds = [None] if first is None else range(first, first + given.seeds)
+    rates, curves, rows = list[float](), list[list[float]](), list[Row]()
+    for seed in seeds:
+        points = trials.measure(test if seed is None else _changed(test, seed=seed), loss)
+        logged_as = next((each for each in ("lr", name) if each in points[0]), "")
+        if not logged_as:
+            line = "find lr: the learning rate is not logged"
+            raise JobError(f"{line}; call job.log(measured, lr=lr) in the loop")
+        losses = [point[loss] for point in points]
+        rates = max(rates, [point[logged_as] for point in points], key=len)
         lowest = min(filter(math.isfinite, losses), default=math.nan)
-        seed = getattr(job.settings, "seed", None)
-        row: Row = {"job": job.id, "seed": seed, "steps": len(losses)}
-        row |= {f"lowest {loss}": lowest, f"at {name}": rates[losses.index(lowest)]}
-        rows.append(row)
-    return Answer(name, found.rate, found.about, rows)
+        row: Row = {"job": trials.jobs[-1], "seed": seed, "steps": len(losses)}
+        rows.append(row | {f"lowest {loss}": lowest, f"at {name}": rates[losses.index(lowest)]})
+        curves.append(losses)
+    return Answer(*valley(rates, curves), rows)
+
+
+def _loss(job: JobFolder[Any]) -> str:
+    """The training loss: of the monitored metric if lower is better, or else of the first such
+    metric. Raises SettingsError if there is none."""
+    monitored = str(getattr(job.settings, "monitor", "none")).removeprefix("val_")
+    losses = [name for name, metric in job.metrics.items() if metric.better == "lower"]
+    if not losses:
+        raise SettingsError("find lr: METRICS declares no metric for which lower is better")
+    return f"train_{monitored if monitored in losses else losses[0]}"
 
 
 # Where a loss is low while the learning rate rises, and whether it stands out from the noise.
@@ -134,15 +299,9 @@ TO_NORMAL = 1.4826  # standard deviation by median absolute deviation, of normal
 Floats = NDArray[np.float64]
 
 
-class Valley(NamedTuple):
-    """The rate in the middle of where the loss is low, None if there is none; and why."""
-
-    rate: float | None
-    about: str
-
-
-def valley(rates: ArrayLike, losses: Sequence[ArrayLike]) -> Valley:
-    """Return the valley in the losses of repeated range tests.
+def valley(rates: ArrayLike, losses: Sequence[ArrayLike]) -> tuple[float | None, str]:
+    """Return the rate in the middle of where the losses of repeated range tests are low, None if
+    there is none; and a line that says why.
 
     Args:
         rates: Learning rates, rising (n,).
@@ -151,7 +310,7 @@ def valley(rates: ArrayLike, losses: Sequence[ArrayLike]) -> Valley:
 
     Everything after a breakdown is cut off: after the first value that is not finite, or after the
     running mean is as far above its initial level as it had been below it. This works for losses of
-    any scale and sign. Raises ValueError if nothing is left.
+    any scale and sign.
     """
     every = np.asarray(rates, dtype=float)
     first = max(3, round(BEFORE * len(every)))
@@ -165,70 +324,29 @@ def valley(rates: ArrayLike, losses: Sequence[ArrayLike]) -> Valley:
     above = np.flatnonzero(smooth > before + np.maximum(fallen, SIGMAS * spread))
     values = values[:, : above[0]] if len(above) else values
     if values.shape[1] <= first:
-        raise ValueError(f"only {values.shape[1]} finite values")
+        return None, f"the loss has only {values.shape[1]} finite values"
     smooth = _running_mean(values)
     count, bottom = len(smooth), int(smooth.argmin())
     low, noise = float(smooth[bottom]), TO_NORMAL * float(np.median(np.abs(values - smooth)))
     if before - low <= SIGMAS * noise:
-        return Valley(
-            None,
-            f"the loss falls by {before - low:.3g}, within {SIGMAS:g} standard deviations of its "
-            f"noise, {noise:.2g}",
-        )
+        within = f"within {SIGMAS:g} standard deviations of its noise, {noise:.2g}"
+        return None, f"the loss falls by {before - low:.3g}, {within}"
     fall = f"the loss falls from {before:.3g} to {low:.3g} (noise {noise:.2g})"
     high = np.flatnonzero(smooth > low + (1 - OF_THE_FALL) * (before - low) + SIGMAS * noise)
     left, right = high[high < bottom], high[high > bottom]
     if not len(right) and count == len(every):
         last = f"has not risen again at {every[-1]:.2g}"
-        return Valley(None, f"{fall} and {last}; give a larger --up-to")
+        return None, f"{fall} and {last}; give a larger --up-to"
     start = every[left[-1] + 1 if len(left) else 0]
     end = every[right[0] - 1 if len(right) else count - 1]
     rate = float(f"{np.sqrt(start * end):.1e}")  # the geometric mean
-    return Valley(rate, f"{fall} and is low from {start:.2g} to {end:.2g}")
+    return rate, f"{fall} and is low from {start:.2g} to {end:.2g}"
 
 
 def _running_mean(values: Floats) -> Floats:
     """The mean over tests (tests, n), and over WINDOW values around each; fewer at the ends."""
     half, mean = WINDOW // 2, values.mean(axis=0)
     return np.array([mean[max(0, i - half) : i + half + 1].mean() for i in range(len(mean))])
-
-
-def _schedule(target: Target) -> str:
-    """The setting that has the range test as a value. Raises SettingsError if there is none."""
-    for name, flag in target.known.items():
-        if SCHEDULE in (*flag.names, *flag.reader.words):
-            return name
-    raise SettingsError(
-        f"find lr: settings.py and optimizers.py have no schedule {SCHEDULE!r}; add one that "
-        "returns 10 ** (6 * (done - 1)), where done is the fraction of the job that is done"
-    )
-
-
-def _loss(target: Target) -> str:
-    """The training loss: of the monitored metric if lower is better, or else of the first such
-    metric. Raises SettingsError if there is none."""
-    monitored = str(getattr(target.settings, "monitor", "none")).removeprefix("val_")
-    declared = target.script.metrics
-    losses = [name for name, metric in declared.items() if metric.better == "lower"]
-    if not losses:
-        raise SettingsError("find lr: METRICS declares no metric for which lower is better")
-    return f"train_{monitored if monitored in losses else losses[0]}"
-
-
-def _curve(job: JobFolder[Any], name: str, loss: str) -> tuple[list[float], list[float]]:
-    """The rates and losses of a job, starting at the step with the lowest rate."""
-    points = short_jobs.points(job, loss)
-    if not points:
-        raise JobError(f"find lr: {job.label} logs no {loss}")
-    logged_as = next((key for key in ("lr", name) if key in points[0]), "")
-    if not logged_as:
-        raise JobError(
-            f"find lr: {job.label} does not log its learning rate; call job.log(measured, lr=lr) "
-            "in the loop"
-        )
-    rates = [point[logged_as] for point in points]
-    start = rates.index(min(rates))
-    return rates[start:], [point[loss] for point in points][start:]
 
 
 # `find batch-size` and `find workers`: the smallest value with which a job is nearly as fast as it
@@ -238,139 +356,91 @@ ENOUGH = 0.95  # the fraction of the highest speed that counts as equally good
 USED = 0.8  # largest fraction of the available memory that a job may be expected to take
 
 
-class Speed(NamedTuple):
-    """The speed of a job with some value of a setting or flag: examples per second in each of
-    several windows of time, and the most bytes of memory that it took."""
-
-    value: int
-    rates: Sequence[float]
-    memory: float = 0.0
-
-    @property
-    def median(self) -> float:
-        """The median of the rates."""
-        return float(np.median(self.rates))
-
-    @property
-    def error(self) -> float:
-        """The standard error of the mean, as a fraction of it; infinite for one window."""
-        if len(self.rates) < 2:
-            return np.inf
-        of_mean = np.std(self.rates, ddof=1) / np.sqrt(len(self.rates))
-        return float(of_mean / np.mean(self.rates))
-
-    @property
-    def row(self) -> Row:
-        """The speed in a table."""
-        return {"examples/s": self.median, "lowest": min(self.rates), "highest": max(self.rates)}
-
-
-def smallest_good(speeds: Sequence[Speed]) -> tuple[int | None, str]:
-    """Return the smallest value whose speed is within 5 % of the highest, and a line that says why.
+def smallest_good(rates: Mapping[int, Sequence[float]]) -> tuple[int | None, str]:
+    """Return the smallest value whose speed is within 5 % of the highest, and a line that says why;
+    from the examples per second in each of several windows of time, by rising values.
 
     The first is None if the windows vary so much that a difference of 5 % cannot be measured.
     """
-    best = max(speeds, key=lambda speed: speed.median)
-    good = next(speed for speed in speeds if speed.median >= ENOUGH * best.median)
-    error = max(good.error, best.error)
+    speeds = {value: median(each) for value, each in rates.items()}
+    best = max(speeds, key=speeds.__getitem__)
+    good = next(value for value, speed in speeds.items() if speed >= ENOUGH * speeds[best])
+    error = max(_error(rates[good]), _error(rates[best]))
     if error > 1 - ENOUGH:
         return None, (
             f"the speed varies too much between windows of time (standard error {error:.0%}) to "
             f"measure a difference of {1 - ENOUGH:.0%}; try again with --force when nothing else "
             "runs"
         )
-    return good.value, (
-        f"{good.median:,.0f} examples/s, {good.median / best.median:.0%} of the highest speed, "
-        f"which {best.value} has"
-    )
+    said = f"{speeds[good]:,.0f} examples/s, {speeds[good] / speeds[best]:.0%}"
+    return good, f"{said} of the highest speed, which {best} has"
 
 
-def _find_batch_size(target: Target, given: Namespace, trials: Trials) -> Answer:
+def _error(rates: Sequence[float]) -> float:
+    """The standard error of the mean, as a fraction of it; infinite for one window."""
+    if len(rates) < 2:
+        return np.inf
+    return float(np.std(rates, ddof=1) / np.sqrt(len(rates)) / np.mean(rates))
+
+
+def _fastest(
+    name: str, measured: Mapping[int, Sequence[Point]], trials: Trials, remark: str = ""
+) -> Answer:
+    rates = {value: [point[RATE] for point in points] for value, points in measured.items()}
+    rows: list[Row] = [
+        {
+            name: value,
+            "job": job,
+            "examples/s": median(rates[value]),
+            "lowest": min(rates[value]),
+            "highest": max(rates[value]),
+            "memory (MiB)": round(_most(points, MEMORY) / 2**20),
+        }
+        for (value, points), job in zip(measured.items(), trials.jobs, strict=False)
+    ]
+    good, why = smallest_good(rates)
+    return Answer(good, why + remark, rows)
+
+
+def _most(points: Sequence[Point], metric: str) -> float:
+    return max(point[metric] for point in points)
+
+
+def _find_batch_size(job: JobFolder[Any], name: str, given: Namespace, trials: Trials) -> Answer:
     """Each size is a job in its own process, so there is nothing to clean up if it runs out of
     memory. A machine without a GPU would swap first, so there a size is not tried if it is unlikely
     to fit, judging by the memory that smaller sizes took."""
-    if given.smallest > given.largest:
-        raise SettingsError(f"--smallest {given.smallest}: must be at most --largest")
-    name = target.named("batch_size", given.setting)
-    speeds: list[Speed] = []
-    rows: list[Row] = []
-    end, size = f"--largest {given.largest} was reached", given.smallest
+    measured: dict[int, list[Point]] = {}
+    size, memory, end = given.smallest, 0.0, f"--largest {given.largest} was reached"
+    require(size <= given.largest, "--smallest", size, "at most --largest")
     while size <= given.largest:
-        free = np.inf if trials.on_gpu else USED * machine.available_memory()
-        if speeds and 2 * speeds[-1].memory > free:
-            end = f"{size} was not tried: it could take twice the memory, which is not available"
+        if not trials.on_gpu and 2 * memory > USED * machine.available_memory():
+            end = f"{size} could take twice the memory, which is not available"
             break
         try:
-            test = target.long().having(**{name: size})
-        except SettingsError as error:  # the setting has a range, or goes with others
-            end = str(error)
+            test = _changed(_long(job), **{name: size})  # the setting may have a range
+            points = trials.measure(test, RATE)
+            if (examples := _most(points, EXAMPLES)) < size:
+                raise SettingsError(f"the training data has {examples:.0f} examples")
+        except (SettingsError, OutOfMemory) as error:
+            if not measured:
+                raise
+            end = f"with {size}, {error}"
             break
-        measured = _measured(test, name, size, trials)
-        if isinstance(measured, str):
-            end = measured
-            break
-        speeds.append(measured)
-        memory = round(measured.memory / 2**20)
-        rows.append({name: size, "job": test.job.id, **measured.row, "memory (MiB)": memory})
+        measured[size], memory = points, _most(points, MEMORY)
         size *= 2
-    if not speeds:
-        raise JobError(f"find batch-size: {end}")
-    good, why = smallest_good(speeds)
-    why += f"; {speeds[-1].value} is the largest that fits ({end})"
-    return Answer(name, good, why, rows)
+    return _fastest(name, measured, trials, f"; {[*measured][-1]} is the largest that fits ({end})")
 
 
-def _measured(test: Target, name: str, size: int, trials: Trials) -> Speed | str:
-    """The speed with a batch size, or why there is none. Raises JobError for a job that fails for
-    another reason than memory or too few examples."""
-    ended = trials.run(test)
-    if ended.out_of_memory:
-        killed = "was killed, probably because memory ran out"
-        return f"{size} {killed if ended.how == 'killed' else 'ran out of memory'}"
-    points = short_jobs.points(test.job, RATE) if ended.has_measured else []
-    if not points:
-        raise JobError(f"find batch-size, {option(name)} {size}: {ended.said}")
-    examples, memory = (max(point[what] for point in points) for what in (EXAMPLES, MEMORY))
-    if examples < size:
-        return f"the training data has {examples:.0f} examples"
-    return Speed(size, [point[RATE] for point in points], memory)
-
-
-def _find_workers(target: Target, given: Namespace, trials: Trials) -> Answer:
-    """Their number is not a setting, so a single job tries one number after another: it pauses each
-    time its speed has been measured, and continues with the next number."""
-    if target.runtime.loader == "resident":
-        raise SettingsError("find workers: with --loader resident no process reads data")
+def _find_workers(job: JobFolder[Any], name: str, given: Namespace, trials: Trials) -> Answer:
+    if job.runtime.loader != "workers":
+        raise SettingsError("find workers: needs -- --loader workers, whose processes it counts")
     most = machine.cores() if given.largest is None else given.largest
     counts = {0, most, *(2**power for power in range(most.bit_length()) if 2**power <= most)}
-    long, speeds, again = target.long(), list[Speed](), given.force
-    for count in sorted(counts):
-        rates = [] if again else _rates(long, count)
-        if not rates:
-            ended = trials.run(long.running(workers=count), once=False)
-            rates = _rates(long, count)
-            if not rates:
-                raise JobError(f"find workers, --workers {count}: {ended.said}")
-        trials.jobs[long.job.id] = long.job
-        again = False
-        tags = [line["tags"] for line in short_jobs.lines(long.job) if "tags" in line]
-        if [each[LOADER] for each in tags if LOADER in each][-1] != "workers":
-            raise JobError(
-                "find workers: this job does not read its data in the background, but keeps it in "
-                "memory; add -- --loader workers"
-            )
-        speeds.append(Speed(count, rates))
-    good, why = smallest_good(speeds)
-    rows: list[Row] = [{"workers": speed.value, **speed.row} for speed in speeds]
-    return Answer("workers", good, f"{why}; job {long.job.id}", rows)
-
-
-def _rates(long: Target, count: int) -> list[float]:
-    """The latest speeds measured with this number of workers and the present code."""
-    job = long.job
-    if not job.begun or job.change:
-        return []
-    return [point[RATE] for point in short_jobs.points(job, RATE) if point.get(WORKERS) == count]
+    # Their number is not a setting, so the length makes them different jobs.
+    tests = {count: _changed(_long(job, LONG + count), workers=count) for count in sorted(counts)}
+    measured = {count: trials.measure(test, RATE) for count, test in tests.items()}
+    return _fastest(name, measured, trials)
 
 
 # `find noise-scale`: the batch size above which more examples add little to a step.
@@ -385,54 +455,32 @@ LEAST = 16  # steps for which an interval can be trusted
 WIDEST = 4.0  # the largest factor by which an interval's end may differ from the estimate
 
 
-def _find_noise_scale(target: Target, given: Namespace, trials: Trials) -> Answer:
-    name = target.named("batch_size", given.setting)
-    if "accumulate" not in target.known:
-        raise SettingsError(
-            "find noise-scale: settings.py has no setting `accumulate` to split batches with"
-        )
-    test = target.long().paused_after(given.steps)
-    if target.settings.accumulate < 2:
-        test = test.having(accumulate=min(PARTS, max(2, getattr(target.settings, name) // 2)))
-    job = trials.measure(test)
-    points = short_jobs.points(job, f"train_{SIGNAL}")
-    if not points:
-        raise JobError(
-            f"find noise-scale: {job.label} does not split its batches; use `for part, "
-            "fraction in job.parts(batch)` in the loop"
-        )
-    names = ("step", f"train_{NOISE}", f"train_{SIGNAL}")
-    measured = [tuple(point[each] for each in names) for point in points]
-    finite = [each for each in measured if all(map(math.isfinite, each))]  # fp16 can overflow
-    halves = noise_scales([each for each in finite if each[0] <= given.steps])
-    _, scale, low, high = halves[-1]
-    suggested = None
-    why = "the gradient cannot be told from its noise; use a larger batch or more --steps"
-    if 0 < scale < WIDEST * low and high < WIDEST * scale:
-        suggested = 2 ** max(0, round(math.log2(scale)))
-        why = f"noise scale {scale:.3g}, 95% interval {low:.3g} to {high:.3g}, at the end"
-    columns = ("steps", "noise scale", "low", "high")
-    rows: list[Row] = [dict(zip(columns, half, strict=True)) for half in halves]
-    return Answer(name, suggested, f"{why}; job {job.id}", rows)
+def _find_noise_scale(job: JobFolder[Any], name: str, given: Namespace, trials: Trials) -> Answer:
+    test = _long(job, LONG + given.steps, pause_after=given.steps)
+    if getattr(job.settings, "accumulate", 1) < 2:
+        parts = min(PARTS, max(2, getattr(job.settings, name) // 2))
+        test = _changed(test, accumulate=parts)
+    noise, signal = f"train_{NOISE}", f"train_{SIGNAL}"
+    cure = "split batches by `for part, fraction in job.parts(batch)` in the loop"
+    points = trials.measure(test, signal, cure)
+    # fp16 can overflow
+    finite = [each for each in points if math.isfinite(each[noise] + each[signal])]
+    if len(finite) < 2 * LEAST:
+        raise JobError(f"only {len(finite)} steps were measured; use more --steps")
+    rows, middle = list[Row](), len(finite) // 2
+    for half in (finite[:middle], finite[middle:]):  # the scale grows as the loss falls
+        found = intervals.ratio([each[noise] for each in half], [each[signal] for each in half])
+        scale, low, high = map(float, found)
+        steps = f"{half[0]['step']}–{half[-1]['step']}"
+        rows.append({"steps": steps, "noise scale": scale, "low": low, "high": high})
+    if not (0 < scale < WIDEST * low and high < WIDEST * scale):
+        why = "the gradient cannot be told from its noise; use a larger batch or more --steps"
+        return Answer(None, why, rows)
+    why = f"noise scale {scale:.3g}, 95% interval {low:.3g} to {high:.3g}, at the end"
+    return Answer(2 ** max(0, round(math.log2(scale))), why, rows)
 
 
-def noise_scales(measured: Sequence[tuple[float, ...]]) -> list[tuple[str, float, float, float]]:
-    """Return the noise scale in both halves of the steps, since it grows as the loss falls: the
-    steps, the scale and its 95 % interval, in examples; from the step, tr Σ and |G|² of each.
-
-    Raises JobError if they are too few.
-    """
-    if len(measured) < 2 * LEAST:
-        raise JobError(f"only {len(measured)} steps were measured; use more --steps")
-    halves = []
-    for half in np.array_split(np.array(measured), 2):
-        steps, noise, signal = half.T
-        scale, low, high = map(float, intervals.ratio(noise, signal))
-        halves.append((f"{steps[0]:.0f}–{steps[-1]:.0f}", scale, low, high))
-    return halves
-
-
-FINDERS: dict[str, Callable[[Target, Namespace, Trials], Answer]] = {
+FINDERS: dict[str, Callable[[JobFolder[Any], str, Namespace, Trials], Answer]] = {
     runtime.FIND_LR: _find_lr,
     runtime.FIND_BATCH_SIZE: _find_batch_size,
     runtime.FIND_NOISE_SCALE: _find_noise_scale,

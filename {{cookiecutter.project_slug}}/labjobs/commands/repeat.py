@@ -6,29 +6,30 @@ installed now. Then the curves, the weights and the outputs for each test exampl
 
 import argparse
 import json
-import os
 import shutil
-import sys
 import tarfile
-import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from labjobs import exit_status, layout
 from labjobs.commands.inventory import Job, Project
-from labjobs.commands.replay import Recorded, compare_outputs, curve_difference, curve_points, run
+from labjobs.commands.replay import (
+    Recorded,
+    compare_outputs,
+    curve_difference,
+    curve_points,
+    replay,
+)
 from labjobs.errors import JobError, SettingsError, cause
-from labjobs.files import PROJECT
-from labjobs.job import attempts, runtime
+from labjobs.job import attempts
 from labjobs.job.data_evidence import of_text
 from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
 from labjobs.job.terminal import Interruption, counted
 from labjobs.results import figure_files
-from labjobs.tracking import parquet
 
 
 class Repeated(NamedTuple):
@@ -49,12 +50,12 @@ def repeat_jobs(project: Project, given: argparse.Namespace) -> int:
     jobs = _named(project, given.what)
     found: dict[str, Repeated] = {}
     Interruption().listen()
-    with _workplace() as folder:
+    with TemporaryDirectory(prefix="repeat-", ignore_cleanup_errors=True) as folder:
         for job_id, job in jobs.items():
             if not given.json:
                 print(f"repeating job {job_id}: {job.words if job else ''}", flush=True)
             try:
-                found[job_id] = _repeat(_attempt(job), folder)
+                found[job_id] = _repeat(_attempt(job), Path(folder))
             except (JobError, OSError) as error:
                 found[job_id] = Repeated("not repeated", cause(error))
             status, said, conditions = found[job_id]
@@ -110,36 +111,20 @@ def _repeat(attempt: Recorded, folder: Path) -> Repeated:
     """Run an attempt again in a temporary folder, and compare. Raises JobError if that cannot be
     done, OSError."""
     attempt.check()
-    code, runs = _code(attempt, folder / "code"), folder / "runs"
+    code, runs = folder / "code" / attempt.job, folder / "runs"
+    _write_code(attempt, code)
     # Another job may have needed this one, with another attempt.
     shutil.rmtree(runs / attempt.job, ignore_errors=True)
     _copy_inputs(attempt, runs)
-    words = [sys.executable, str(code / f"{attempt.about['script']}.py"), *attempt.flags()]
-    words += [f"--runs-root={runs}", "--quiet"]
-    # Without variables that would make it write elsewhere, or log something else.
-    elsewhere = (parquet.VARIABLE, runtime.VARIABLE)
-    env = {name: value for name, value in os.environ.items() if name not in elsewhere}
-    env |= {
-        "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
-        "PROJECT_FOLDER": str(PROJECT),
-        "TMPDIR": str(folder / "temporary"),
-    }
-    status, said = run(words, PROJECT, env)
-    if status not in (exit_status.DONE, exit_status.NOT_UPLOADED):
-        raise JobError(f"it ended with status {status}: {said.strip().rpartition(chr(10))[2]}")
-    found = [path.parent for path in (runs / attempt.job).glob(f"*/{layout.JOURNAL}")]
-    if len(found) != 1:
-        raise JobError("with its stored code, it is another job")
-    again = Recorded(found[0])
+    again = replay(attempt, code, attempt.flags(), folder, runs)
     conditions = _conditions(attempt, again)
-    before, after = curve_points(attempt), curve_points(again)
-    arrays: dict[str, int] = {}
-    difference = curve_difference(before, after)
+    points = curve_points(attempt)
+    difference, arrays = curve_difference(points, curve_points(again)), dict[str, int]()
     if not difference:
         arrays, difference = compare_outputs(attempt.path, again.path)
     if difference:
-        return Repeated("different", str(difference), conditions)
-    same = {"points of the curves": len(before), **arrays}
+        return Repeated("different", difference, conditions)
+    same = {"points of the curves": len(points), **arrays}
     return Repeated("same", ", ".join(f"{n} {what}" for what, n in same.items()), conditions)
 
 
@@ -166,75 +151,34 @@ def _versions(attempt: Recorded) -> dict[str, str]:
     return {name: version for name, _, version in packages}
 
 
-# The temporary folder in which attempts run again.
-#
-# code/<digest>/   copies of the code, unpacked
-# temporary/       the temporary files of the jobs themselves
-# runs/            the attempts that run again, and copies of those that they depend on
-# mlflow.db        their tracking store
-
-PATIENCE = 10.0
-"""Seconds in which a courier of an interrupted job notices that there is nothing left to send."""
-
-
-@contextmanager
-def _workplace() -> Iterator[Path]:
-    """The folder, which is removed at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="repeat-"))
-    try:
-        for name in ("runs", "code", "temporary"):
-            (folder / name).mkdir()
-        yield folder
-    finally:
-        until = time.monotonic() + PATIENCE
-        while folder.exists() and time.monotonic() < until:
-            shutil.rmtree(folder, ignore_errors=True)  # a courier may still be writing
-            time.sleep(0.05 if folder.exists() else 0)
-
-
-def _code(attempt: Recorded, codes: Path) -> Path:
-    """A folder with the code of an attempt and its engine. Raises JobError if a copy is missing, or
-    is not what was stored."""
-    archives = [attempt.copy(name) for name in (CODE_COPY, ENGINE_COPY)]
-    digests = [file.name.removesuffix(".tar.gz").split("-")[-1] for file in archives]
-    folder = codes / "-".join(digests)
-    if folder.exists():
-        return folder
-    files: dict[str, str] = {}
-    for archive, digest in zip(archives, digests, strict=True):
-        copied = _unpacked(archive)
-        if of_text(repr(copied)) != digest:
+def _write_code(attempt: Recorded, folder: Path) -> None:
+    """Write the code of an attempt and its engine into a folder. Raises JobError if a copy is
+    missing, or is not what was stored."""
+    for archive in (attempt.copy(CODE_COPY), attempt.copy(ENGINE_COPY)):
+        try:
+            with tarfile.open(archive) as packed:
+                members = [member for member in packed if member.isfile()]
+                opened = ((member.name, packed.extractfile(member)) for member in members)
+                copied = {name: file.read().decode() for name, file in opened if file}
+        except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+            raise JobError("the copy of its code is damaged") from error
+        if of_text(repr(copied)) != archive.name.removesuffix(".tar.gz").split("-")[-1]:
             raise JobError("the copy of its code was changed after it was stored")
-        files |= copied
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8", newline="")
-    return folder
+        for name, text in copied.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8", newline="")
 
 
-def _unpacked(archive: Path) -> dict[str, str]:
-    """The files of a copy of the code, by name. Raises JobError if it is damaged."""
-    try:
-        with tarfile.open(archive) as packed:
-            members = [member for member in packed if member.isfile()]
-            opened = ((member.name, packed.extractfile(member)) for member in members)
-            return {name: file.read().decode() for name, file in opened if file}
-    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-        raise JobError("the copy of its code is damaged") from error
-
-
-def _copy_inputs(attempt: Recorded, target: Path) -> None:
+def _copy_inputs(attempt: Recorded, runs: Path) -> None:
     """Copy the attempts that an attempt is derived from, and those that they are derived from, with
     the lists of what they have read. Raises JobError if one is missing."""
-    runs = attempt.path.parent.parent
+    kept = attempt.path.parent.parent
     for job, name in attempt.about.get("inputs", {}).items():
-        source = runs / job / name
+        source = kept / job / name
         if not attempts.begun(source):
             raise JobError(f"its input, the attempt {job}/{name}, is missing")
-        shutil.copytree(source, target / job / name, dirs_exist_ok=True)
-        if (runs / layout.DATA_LISTS).is_dir():
-            shutil.copytree(
-                runs / layout.DATA_LISTS, target / layout.DATA_LISTS, dirs_exist_ok=True
-            )
-        _copy_inputs(Recorded(source), target)
+        shutil.copytree(source, runs / job / name, dirs_exist_ok=True)
+        if (kept / layout.DATA_LISTS).is_dir():
+            shutil.copytree(kept / layout.DATA_LISTS, runs / layout.DATA_LISTS, dirs_exist_ok=True)
+        _copy_inputs(Recorded(source), runs)

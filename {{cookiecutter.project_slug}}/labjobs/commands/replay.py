@@ -1,32 +1,32 @@
-"""An attempt that is to run again, for `repeat` and for `accept --verify`: what it logged, with
-which flags, and whether the results are the same, bit for bit.
+"""Attempts that run again, for `repeat` and for `accept --verify`: what they logged, with which
+flags, and whether the results are the same, bit for bit.
 """
 
 import os
-import signal
 import subprocess
+import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
-from labjobs import layout
+from labjobs import exit_status, layout
 from labjobs.cli.flags import as_text, option
 from labjobs.errors import JobError
+from labjobs.files import PROJECT
 from labjobs.job import code_evidence, data_evidence, journal, runtime
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import identity
 from labjobs.job.provenance import INSTALLED
 from labjobs.privacy import scrub
-from labjobs.tracking import costs
+from labjobs.tracking import costs, parquet
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,6 @@ class Recorded:
         if lines := journal.lines_of(self.path):
             return lines
         raise JobError(f"{self.path / layout.JOURNAL} is empty")
-
-    @property
-    def log_every(self) -> str:
-        """Optimizer steps between two points of the training metrics."""
-        return str(self.lines[0]["start"]["log_every"])
 
     def tag(self, name: str) -> str:
         """Return a tag as it was first logged, since a job may have gone on elsewhere; empty if it
@@ -100,32 +95,68 @@ class Recorded:
         words = {**(identity(job.settings) if job else self.about["settings"])}
         words |= {name: value for name, value in recorded.items() if name in runtime.MATTER}
         words["threads"] = self.tag("threads") or "auto"
-        words["log_every"] = self.log_every
+        words["log_every"] = self.lines[0]["start"]["log_every"]
         words["data_root"] = (job.places if job else data_evidence.last_places(self.path)).data_root
         if self.tag("device") == "cpu":
             words["device"] = "cpu"
         return [f"{option(name)}={as_text(value)}" for name, value in words.items()]
 
 
-def run(words: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[int, str]:
-    """Run a command in a folder; return its exit status and what it said on stderr, scrubbed. When
-    this process is interrupted, it ends with everything that it has started.
+def replay(
+    attempt: Recorded, code: Path, flags: Sequence[str], temporary: Path, runs: Path
+) -> Recorded:
+    """Run the script of an attempt again, as it is in the folder `code`; return the new attempt,
+    among others in `runs`. All else that is written lies in a temporary folder.
+
+    Raises JobError if it fails, OSError.
+    """
+    script = str(code / f"{attempt.about['script']}.py")
+    # Without variables that would make it write elsewhere, or log something else.
+    elsewhere = (parquet.VARIABLE, runtime.VARIABLE)
+    env = {name: value for name, value in os.environ.items() if name not in elsewhere}
+    env |= {
+        "MLFLOW_TRACKING_URI": f"sqlite:///{temporary}/mlflow.db",
+        "PROJECT_FOLDER": str(PROJECT),
+        "TMPDIR": str(temporary),
+    }
+    words = [sys.executable, script, *flags, f"--runs-root={runs}", "--quiet"]
+    status, said = run(words, PROJECT, env)
+    if status not in (exit_status.DONE, exit_status.NOT_UPLOADED):
+        raise JobError(f"it ended with status {status}: {said}")
+    found = [path.parent for path in (runs / attempt.job).glob(f"*/{layout.JOURNAL}")]
+    if len(found) != 1:
+        raise JobError("with this code, it is another job")
+    return Recorded(found[0])
+
+
+def run(
+    words: Sequence[str], folder: Path, env: Mapping[str, str], files: Sequence[int] = ()
+) -> tuple[int, str]:
+    """Run a command in a folder, which holds these files; return its exit status and the last line
+    that it printed. When this process is interrupted, so is the command.
 
     Raises OSError if there is no such command.
     """
-    null = subprocess.DEVNULL
-    with TemporaryFile() as said:  # a pipe would stay open as long as the job's courier runs
-        how: dict[str, Any] = {"stdin": null, "stdout": null, "stderr": said}
-        process = subprocess.Popen(words, cwd=folder, env=env, start_new_session=True, **how)
+    with TemporaryFile() as output:  # a pipe would stay open as long as the job's courier runs
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=files,
+            start_new_session=True,
+        )
         try:
             status = process.wait()
         except BaseException:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # nothing that it has done is needed
+            process.terminate()
             process.wait()
             raise
-        said.seek(0)
-        return status, scrub(said.read().decode(errors="replace"))
+        output.seek(0)
+        said = scrub(output.read().decode(errors="replace"))
+    return status, said.strip().rpartition("\n")[2]
 
 
 # Where results first differ: in the curves, the weights or the outputs for each test example.
@@ -146,17 +177,6 @@ Point = tuple[int, str]
 """A step and the name of a metric."""
 
 
-class Difference(NamedTuple):
-    """The first value that differs."""
-
-    what: str
-    recorded: str
-    repeated: str
-
-    def __str__(self) -> str:
-        return f"{self.what} was {self.recorded} and is now {self.repeated}"
-
-
 def curve_points(attempt: Recorded) -> dict[Point, str]:
     """Return the points of all metrics that are the same each time, in the order in which they were
     logged; each value is a text that is different for different floats."""
@@ -168,17 +188,18 @@ def curve_points(attempt: Recorded) -> dict[Point, str]:
     }
 
 
-def curve_difference(before: dict[Point, str], after: dict[Point, str]) -> Difference | None:
-    """Return the first difference between points, by step; None if all are the same."""
+def curve_difference(before: dict[Point, str], after: dict[Point, str]) -> str:
+    """Return the first difference between points, by step, in words; empty if all are the same."""
     for step, name in sorted({**before, **after}, key=lambda point: point[0]):
         was, now = (each.get((step, name), "missing") for each in (before, after))
         if was != now:
-            return Difference(f"{name} at step {step}", was, now)
-    return None
+            return f"{name} at step {step} was {was} and is now {now}"
+    return ""
 
 
-def compare_outputs(before: Path, after: Path) -> tuple[dict[str, int], Difference | None]:
-    """Return the number of arrays in each file of two attempts, and where they first differ.
+def compare_outputs(before: Path, after: Path) -> tuple[dict[str, int], str]:
+    """Return the number of arrays in each file of two attempts, and the first one whose bits are
+    not the same, in words.
 
     Raises JobError if a file is damaged, OSError if it cannot be read.
     """
@@ -186,56 +207,41 @@ def compare_outputs(before: Path, after: Path) -> tuple[dict[str, int], Differen
     for name in (layout.BEST, layout.PREDICTIONS):
         was, now = (_arrays(attempt / name) for attempt in (before, after))
         for array in was | now:
-            if apart := _apart(f"{name}: {array}", was.get(array), now.get(array)):
-                return counts, apart
+            if was.get(array) != now.get(array):
+                return counts, f"{name}: {array} is not the same"
         if was:
             counts[f"arrays in {name}"] = len(was)
-    return counts, None
+    return counts, ""
 
 
-def _arrays(file: Path) -> "dict[str, NDArray[Any]]":
-    """The arrays in a file of weights or of predictions, by name; none if there is no such file."""
-    import numpy as np  # slow, like torch
-
+def _arrays(file: Path) -> dict[str, tuple[Any, ...]]:
+    """The arrays in a file of weights or of predictions, by name: type, shape and bytes, since NaN
+    is not equal to NaN, and 0.0 is equal to -0.0; none if there is no such file."""
     if not file.exists():
         return {}
     if file.name == layout.BEST:
-        import torch
+        import torch  # slow, like NumPy
 
         from labjobs.training import checkpoints
 
-        return dict(_tensors("", checkpoints.load(file, torch.device("cpu"))["models"]))
+        kept = checkpoints.load(file, torch.device("cpu"))["models"]
+        return {
+            name: (each.dtype, each.shape, each.reshape(-1).view(torch.uint8).numpy().tobytes())
+            for name, each in _tensors("", kept)
+        }
+    import numpy as np
+
     try:
-        with np.load(file) as kept:
-            return dict(kept)
+        with np.load(file) as arrays:
+            return {name: (each.dtype, each.shape, each.tobytes()) for name, each in arrays.items()}
     except (ValueError, EOFError, BadZipFile, zlib.error) as error:
         raise JobError(f"{file.name} is damaged") from error
 
 
-def _tensors(name: str, nested: Any) -> "Iterator[tuple[str, NDArray[Any]]]":
+def _tensors(name: str, nested: Any) -> "Iterator[tuple[str, Tensor]]":
     """The tensors in nested dictionaries, by the names on the way to them."""
     if isinstance(nested, Mapping):
         for key, value in nested.items():
             yield from _tensors(f"{name}.{key}".lstrip("."), value)
-    elif hasattr(nested, "numpy"):
-        # NumPy does not know all of torch's small floats, so that these become larger ones.
-        small = nested.is_floating_point() and nested.itemsize < 4
-        yield name, (nested.float() if small else nested).contiguous().numpy()
-
-
-def _apart(name: str, was: "NDArray[Any] | None", now: "NDArray[Any] | None") -> Difference | None:
-    """Where two arrays first differ, and how many values do; None if none does."""
-    import numpy as np
-
-    if was is None or now is None or (was.shape, was.dtype) != (now.shape, now.dtype):
-        kinds = ("missing" if a is None else f"{a.dtype} {a.shape}" for a in (was, now))
-        return Difference(name, *kinds)
-    if was.tobytes() == now.tobytes():
-        return None
-    # By their bytes, since NaN is not equal to NaN, and 0.0 is equal to -0.0.
-    rows = [np.frombuffer(each.tobytes(), np.uint8).reshape(was.size, -1) for each in (was, now)]
-    differing = np.flatnonzero((rows[0] != rows[1]).any(1))
-    place = np.unravel_index(differing[0], was.shape)
-    at = f"{name}[{', '.join(map(str, place))}]"
-    more = f"{now[place].item()!r} ({len(differing)} of {was.size} differ)"
-    return Difference(at, repr(was[place].item()), more)
+    elif hasattr(nested, "untyped_storage"):
+        yield name, nested

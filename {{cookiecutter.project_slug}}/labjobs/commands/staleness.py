@@ -5,9 +5,7 @@ code reaches a definition; `accept`: changes that change no results.
 import difflib
 import getpass
 import json
-import os
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,7 +16,7 @@ from typing import Any
 
 from labjobs import exit_status, layout
 from labjobs.commands.inventory import Job, Project
-from labjobs.commands.replay import Recorded, curve_difference, curve_points, run
+from labjobs.commands.replay import Recorded, curve_difference, curve_points, replay
 from labjobs.errors import JobError, SettingsError, few
 from labjobs.files import CODE
 from labjobs.job import attempts, code_evidence, data_evidence, provenance
@@ -27,7 +25,6 @@ from labjobs.job.folder import JobFolder
 from labjobs.job.identity import identity, inputs
 from labjobs.job.terminal import counted, leave
 from labjobs.privacy import scrub
-from labjobs.tracking.mlflow_client import last_line
 
 NAMED = 4
 """The largest number of jobs that a line names."""
@@ -343,20 +340,13 @@ def _first_difference(job: JobFolder[Any], before: Recorded, until: int | None) 
     }
     if not points:
         raise JobError("its journal has nothing to compare with")
-    with TemporaryDirectory() as folder:
-        words = [sys.executable, str(CODE / f"{job.script}.py"), *before.flags(job)]
-        words += ["--quiet", f"--runs-root={folder}"]
-        words += [f"--pause-after={until}"] if until else []
-        env = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
-        status, said = run(words, CODE, env)
-        if status:
-            raise JobError(last_line(said))
-        (journal,) = Path(folder).glob(f"*/*/{layout.JOURNAL}")
-        again = Recorded(journal.parent)
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # its courier may still write
+        flags = [*before.flags(job), *([f"--pause-after={until}"] if until else [])]
+        again = replay(before, CODE, flags, Path(folder), Path(folder) / "runs")
         after = curve_points(again)
         was, now = (each.tag("device") for each in (before, again))
         if was != now:
             raise JobError(f"it ran on {was}, and this is {now}")
     # What else the present code logs does not count.
     both = {point: after[point] for point in points if point in after}
-    return str(curve_difference(points, both) or "")
+    return curve_difference(points, both)

@@ -115,11 +115,8 @@ FIND_NOISE_SCALE = "find noise-scale"
 FIND_WORKERS = "find workers"
 
 RATE, EXAMPLES = "find_examples_per_second", "find_examples_per_step"
-MEMORY, WORKERS = "find_peak_memory", "find_workers"
+MEMORY = "find_peak_memory"
 """Metrics of a window of time (training/probes.py), with memory in bytes."""
-
-LOADER = "loader"
-"""The tag that says how the job reads its batches."""
 
 SIGNAL, NOISE = "gradient_squared", "gradient_variance"
 """Metrics of a step (training/probes.py), logged like training metrics."""

@@ -134,7 +134,7 @@ class Job(Generic[S]):
 
             self._watcher = Profile(steps, self._folder.path, self.device, journal.files)
         elif running in (purpose.FIND_BATCH_SIZE, purpose.FIND_WORKERS):
-            self._watcher = Pace(self.device, journal, lambda: self.step, self.runtime.workers)
+            self._watcher = Pace(self.device, journal, lambda: self.step)
         elif running == purpose.FIND_NOISE_SCALE:
             self._watcher = self._noise_scale = NoiseScale(
                 lambda: [*self._parts.values()], self.log

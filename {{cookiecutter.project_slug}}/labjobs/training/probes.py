@@ -15,17 +15,18 @@ from labjobs import devices, machine
 from labjobs.data.batches import Batches
 from labjobs.errors import JobError
 from labjobs.job.journal import Journal
-from labjobs.job.runtime import EXAMPLES, LOADER, MEMORY, NOISE, RATE, SIGNAL, WORKERS
+from labjobs.job.runtime import EXAMPLES, MEMORY, NOISE, RATE, SIGNAL
 from labjobs.job.terminal import Paused
+
+Stream = Iterator[tuple[Any, int]]
+"""Batches with their numbers of examples."""
 
 
 class Watcher:
     """Observes the steps of a loop; by itself it does nothing."""
 
-    def steps(
-        self, stream: Iterator[tuple[Any, int]], batches: Batches | None
-    ) -> Iterator[tuple[Any, int]]:
-        """Return the batches with their numbers of examples."""
+    def steps(self, stream: Stream, batches: Batches | None) -> Stream:
+        """Return the batches."""
         return stream
 
     def end_steps(self) -> None:
@@ -48,17 +49,11 @@ WINDOWS, WINDOW_SECONDS = 5, 0.5
 class Pace(Watcher):
     """Times a job's steps. `step` returns how many are done. Raises Paused when all is measured."""
 
-    def __init__(
-        self, device: torch.device, journal: Journal, step: Callable[[], int], workers: int | str
-    ) -> None:
+    def __init__(self, device: torch.device, journal: Journal, step: Callable[[], int]) -> None:
         self._device, self._journal, self._step = device, journal, step
-        self._workers = {WORKERS: float(workers)} if isinstance(workers, int) else {}
 
-    def steps(
-        self, stream: Iterator[tuple[Any, int]], batches: Batches | None
-    ) -> Iterator[tuple[Any, int]]:
-        """Yield batches with their numbers of examples, until all windows are over."""
-        self._journal.tags({LOADER: "none" if batches is None else batches.loader})
+    def steps(self, stream: Stream, batches: Batches | None) -> Stream:
+        """Yield batches until all windows are over."""
         yield from self._until(stream, WARM_UP_STEPS, WARM_UP_SECONDS)
         devices.reset_peak_memory(self._device)
         for _ in range(WINDOWS):
@@ -68,18 +63,15 @@ class Pace(Watcher):
                 sizes.append(size)
                 yield batch, size
             devices.wait(self._device)
-            rate = sum(sizes) / (time.perf_counter() - began)
             measured = {
-                RATE: rate,
+                RATE: sum(sizes) / (time.perf_counter() - began),
                 EXAMPLES: float(max(sizes)),
                 MEMORY: float(peak_memory(self._device)),
             }
-            self._journal.metrics(self._step(), measured | self._workers)
+            self._journal.metrics(self._step(), measured)
         raise Paused(f"after {self._step()} steps, since its speed has been measured")
 
-    def _until(
-        self, stream: Iterator[tuple[Any, int]], steps: int, seconds: float
-    ) -> Iterator[tuple[Any, int]]:
+    def _until(self, stream: Stream, steps: int, seconds: float) -> Stream:
         """Yield at least this many batches, for at least this long."""
         began, done = time.perf_counter(), 0
         while done < steps or time.perf_counter() - began < seconds:
@@ -121,9 +113,7 @@ class NoiseScale(Watcher):
         self._training, self._log = training, log
         self._examples = 0  # of this step
 
-    def steps(
-        self, stream: Iterator[tuple[Any, int]], batches: Batches | None
-    ) -> Iterator[tuple[Any, int]]:
+    def steps(self, stream: Stream, batches: Batches | None) -> Stream:
         """Note how many examples each batch has."""
         for batch, size in stream:
             self._examples = size

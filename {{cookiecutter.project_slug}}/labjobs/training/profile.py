@@ -11,18 +11,12 @@ Source: docs.pytorch.org/docs/stable/profiler.html, .../torch_cuda_memory.html.
 """
 
 import os
-import re
-import sys
-import threading
 import time
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -34,14 +28,12 @@ from labjobs import devices, layout
 from labjobs.data.batches import Batches
 from labjobs.files import shown
 from labjobs.job.terminal import log
-from labjobs.sources import is_engines, is_students, place
 from labjobs.training import compilation, probes
 from labjobs.training.compilation import Prepared
 
 WARM_UP = 10  # steps before the first that counts
 WORTH = 0.03  # smallest fraction of the time that is worth a change
 OPERATIONS = 20  # that the report lists
-SYNCHRONIZES = "called a synchronizing CUDA operation"  # torch's words for a wait that it warns of
 MICRO = 1e6  # units of the profiler's clock in a second
 
 FORWARD, BACKWARD, EVALUATION, REST = "forward", "backward", "evaluation", "everything else"
@@ -54,8 +46,7 @@ class Watched:
     were not watched, `examples` are those in them, `waiting` is the fraction of it spent waiting
     for data; `seconds` is the time of as many steps that were watched, with their evaluations, and
     `parts` how it was spent on the host. A GPU is not slowed by being watched, so what it does is a
-    fraction of `plain`: `busy` computing or copying, `copying` from the host. `waits` are the lines
-    at which the host waited for it, and how often.
+    fraction of `plain`: `busy` computing or copying, `copying` from the host.
     """
 
     steps: int
@@ -70,7 +61,6 @@ class Watched:
     seconds: float
     parts: dict[str, float]
     peak: int
-    waits: dict[str, int] = field(default_factory=dict)
     recompiled: tuple[str, ...] = ()
     busy: float | None = None
     copying: float = 0.0
@@ -91,9 +81,6 @@ def report(seen: Watched) -> str:
             for part, seconds in sorted(seen.parts.items(), key=lambda part: -part[1])
         ],
     }
-    if seen.busy is not None:
-        waits = [f"{where}, {times} times" for where, times in seen.waits.items()]
-        sections["Where the host waits for the GPU"] = waits or ["nowhere"]
     if seen.compiled:
         again = [*seen.recompiled] or ["nothing was compiled a second time"]
         sections["torch.compile"] = again
@@ -137,9 +124,8 @@ def advice(seen: Watched) -> Iterator[tuple[float, str]]:
     idle = 1 - seen.busy - seen.waiting
     if idle > WORTH:
         change = "--batch-size larger" if seen.compiled else "--compile on, or --batch-size larger"
+        change += "; --check names the lines at which the host waits for it"
         yield idle, f"the GPU waits for the host to launch work: {change}"
-        for line in [line for line, times in seen.waits.items() if times >= seen.steps]:
-            yield idle, f"{line} waits for the GPU in every step: keep its value on the GPU"
     half = seen.busy / 2  # which 16 bits save at least, where the GPU multiplies matrices
     if seen.precision == "fp32" and half > WORTH:
         yield half, "the GPU computes in 32 bits: --precision bf16 (or tf32)"
@@ -148,11 +134,13 @@ def advice(seen: Watched) -> Iterator[tuple[float, str]]:
 
 
 class Step(NamedTuple):
-    """A step: its seconds, the part of them spent waiting for the batch, and its examples."""
+    """A step: its seconds, the part of them spent waiting for the batch, its examples, and the
+    seconds of an evaluation before it."""
 
     seconds: float
     waited: float
     examples: int
+    evaluation: float
 
 
 class Profile(probes.Watcher):
@@ -167,34 +155,42 @@ class Profile(probes.Watcher):
     ) -> None:
         self._count, self._folder, self._device, self._finished = count, folder, device, finished
         self._steps: list[Step] = []
-        self._open: tuple[float, float, int] | None = None  # the step that is being done
-        self._evaluates_since = 0.0
-        self._evaluation = 0.0  # seconds, while it watches
+        self._ended = time.perf_counter()  # the last step
+        self._open: tuple[float, Step] | None = None  # when a step began, and its start
         self._functions: set[Prepared] = set()
         self._watching = ExitStack()
 
-    def steps(
-        self, stream: Iterator[tuple[Any, int]], batches: Batches | None
-    ) -> Iterator[tuple[Any, int]]:
-        """Yield batches with their numbers of examples; watch what is done with them in time.
+    def steps(self, stream: probes.Stream, batches: Batches | None) -> probes.Stream:
+        """Yield batches; watch what is done with them in time.
 
-        A step is over when the next batch is asked for, or at `end_steps`.
+        A step is over when the next batch is asked for, or at `end_steps`; what follows that, until
+        the next batch is asked for, is an evaluation.
         """
         self._loader = "" if batches is None else batches.loader
         while not self._is_over:
             asked = time.perf_counter()
             with record_function(WAITING):
                 batch, examples = next(stream)
-            self._open = asked, time.perf_counter(), examples
+            waited = time.perf_counter() - asked
+            self._open = asked, Step(waited, waited, examples, asked - self._ended)
             yield batch, examples
-            self._end_step()
+            self.end_steps()
         yield from stream
 
     def end_steps(self) -> None:
-        """The steps of an interval are over, and the device has done them: what follows until the
-        next batch is asked for is its evaluation."""
-        self._end_step()
-        self._evaluates_since = time.perf_counter()
+        """The last step is over, and the device has done those of an interval."""
+        if self._open is None:
+            return
+        if len(self._steps) + 1 in (WARM_UP, WARM_UP + self._count):
+            devices.wait(self._device)
+        asked, step = self._open
+        self._open = None
+        self._steps.append(step._replace(seconds=time.perf_counter() - asked))
+        if len(self._steps) == WARM_UP + self._count:
+            self._begin()
+        elif self._is_over:
+            self._end()
+        self._ended = time.perf_counter()
 
     def close(self) -> None:
         """Stop watching; report if the job had too few steps."""
@@ -206,23 +202,6 @@ class Profile(probes.Watcher):
     @property
     def _is_over(self) -> bool:
         return len(self._steps) == WARM_UP + 2 * self._count
-
-    def _end_step(self) -> None:
-        now = time.perf_counter()
-        if self._evaluates_since and self._steps[WARM_UP + self._count :]:
-            self._evaluation += now - self._evaluates_since
-        self._evaluates_since = 0.0
-        if self._open is None:
-            return
-        if len(self._steps) + 1 in (WARM_UP, WARM_UP + self._count):
-            devices.wait(self._device)
-        asked, came, examples = self._open
-        self._open = None
-        self._steps.append(Step(time.perf_counter() - asked, came - asked, examples))
-        if len(self._steps) == WARM_UP + self._count:
-            self._begin()
-        elif self._is_over:
-            self._end()
 
     def _begin(self) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # its own lines tell a user nothing
@@ -238,7 +217,6 @@ class Profile(probes.Watcher):
             ranged = self._ranged(getattr(owner, name), label)
             self._watching.enter_context(patch.object(owner, name, ranged))
         self._profiler = self._watching.enter_context(profile(activities=kinds))
-        self._waits = Waits(self._device, self._watching)
 
     def _ranged(self, function: Callable[..., Any], label: str) -> Callable[..., Any]:
         """The function as a range of torch's profiler, while the loop trains."""
@@ -268,7 +246,8 @@ class Profile(probes.Watcher):
     def _seen(self) -> Watched:
         plain, watched = self._steps[WARM_UP : -self._count], self._steps[-self._count :]
         seconds = sum(step.seconds for step in plain)
-        whole = sum(step.seconds for step in watched) + self._evaluation
+        evaluation = sum(step.evaluation for step in watched)
+        whole = sum(step.seconds for step in watched) + evaluation
         gpu = self._device.type == "cuda"
         sort = "self_device_time_total" if gpu else "self_cpu_time_total"
         return Watched(
@@ -282,23 +261,22 @@ class Profile(probes.Watcher):
             examples=sum(step.examples for step in plain),
             waiting=sum(step.waited for step in plain) / seconds,
             seconds=whole,
-            parts=self._parts(whole),
+            parts=self._parts(whole, evaluation),
             peak=probes.peak_memory(self._device),
-            waits=dict(self._waits.times),
             recompiled=tuple(compilation.events),
             busy=min(1.0, self._on_gpu() / seconds) if gpu else None,
             copying=self._on_gpu("Memcpy HtoD") / seconds,
             operations=self._profiler.key_averages().table(sort, OPERATIONS),
         )
 
-    def _parts(self, whole: float) -> dict[str, float]:
+    def _parts(self, whole: float, evaluation: float) -> dict[str, float]:
         """The seconds of each part of the watched steps on the host."""
         parts = dict.fromkeys((WAITING, FORWARD, BACKWARD, OPTIMIZER), 0.0)
         for each in self._profiler.key_averages():
             part = OPTIMIZER if each.key.startswith("Optimizer.step#") else each.key
             if part in parts:
                 parts[part] += each.cpu_time_total / MICRO
-        parts[EVALUATION] = self._evaluation
+        parts[EVALUATION] = evaluation
         return parts | {REST: max(0.0, whole - sum(parts.values()))}
 
     def _on_gpu(self, kind: str = "") -> float:
@@ -314,33 +292,3 @@ class Profile(probes.Watcher):
             busy += max(0.0, end - max(start, until))
             until = max(until, end)
         return busy / MICRO
-
-
-class Waits:
-    """The lines of the student's code at which this thread waits for a CUDA GPU, and how often,
-    until `watching` is closed.
-
-    Source: docs.pytorch.org/docs/stable/generated/torch.cuda.set_sync_debug_mode.html.
-    """
-
-    def __init__(self, device: torch.device, watching: ExitStack) -> None:
-        self.times: Counter[str] = Counter()
-        self._thread = threading.get_ident()
-        watching.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("always", SYNCHRONIZES)
-        self._show, warnings.showwarning = warnings.showwarning, self._warned
-        watching.enter_context(devices.warning_of_waits(device))
-
-    def _warned(self, message: Warning | str, *about: Any, **more: Any) -> None:
-        """Count the student's line that waits; where the engine waits, no student could change."""
-        if not re.match(SYNCHRONIZES, str(message)):
-            self._show(message, *about, **more)
-            return
-        frame: FrameType | None = sys._getframe()
-        while frame and threading.get_ident() == self._thread:
-            file = frame.f_code.co_filename
-            if is_students(file):
-                self.times[str(place(file, frame.f_lineno))] += 1
-            if is_students(file) or (is_engines(file) and file != __file__):
-                return
-            frame = frame.f_back

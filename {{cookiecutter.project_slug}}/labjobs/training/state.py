@@ -235,7 +235,7 @@ def best_weights(job_id: str, kind: type[S], runs_root: Path | None = None) -> B
     of that job's inputs or from other code or data; SettingsError if today's settings cannot say
     what the job's were.
     """
-    attempt, change = _chosen(job_id, runs_root)
+    attempt, change = attempt_to_load(job_id, runs_root)
     kept = _opened(attempt)
     settings = restore(kind, kept["settings"])
     attempts.refuse_input(job_id, change)
@@ -244,13 +244,9 @@ def best_weights(job_id: str, kind: type[S], runs_root: Path | None = None) -> B
     return Best(settings, kept["spec"], kept["models"], kept["metrics"])
 
 
-def attempt_to_load(job_id: str, runs_root: Path | None = None) -> Path:
-    """Return the folder of the attempt that `best_weights` reads. Raises as that does."""
-    return _chosen(job_id, runs_root)[0]
-
-
-def _chosen(job_id: str, runs_root: Path | None) -> tuple[Path, str]:
-    """The attempt whose weights count, and how the code or the data has changed since."""
+def attempt_to_load(job_id: str, runs_root: Path | None = None) -> tuple[Path, str]:
+    """Return the folder of the attempt whose weights count, and how the code or the data has
+    changed since; empty if they have not. Raises JobError if the job has kept no weights."""
     root = runs_root or attempts.runs_root()
     job = root / job_id
     found = [path for path in attempts.all_of(job) if (path / layout.BEST).exists()]
