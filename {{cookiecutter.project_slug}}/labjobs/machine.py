@@ -10,7 +10,6 @@ import os
 import platform
 import resource
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -71,21 +70,9 @@ PROC = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
 """Clock ticks per second, the unit of the kernel's times."""
 
-BEGUN = time.monotonic()
-
 Reading = dict[str, float]
-"""`seconds` since the process started, and sums over it and its children: `cpu_seconds`,
-`host_bytes` (the peak memory of each) and `read_bytes` and `written_bytes` of disks."""
-
-
-def own() -> tuple[str, Reading]:
-    """Return a key that identifies this process, and what it has used."""
-    with suppress(OSError, ValueError, LookupError):
-        return of(os.getpid())
-    times = os.times()  # this system has no /proc
-    used = {"seconds": time.monotonic() - BEGUN, "cpu_seconds": sum(times[:4])}
-    used["host_bytes"] = peak_memory()
-    return f"{platform.node()}:{os.getpid()}:{BEGUN:.0f}", used
+"""`seconds` since the process started, and sums over it and its children: `cpu_seconds` and
+`host_bytes` (the peak memory of each)."""
 
 
 def peak_memory() -> int:
@@ -120,15 +107,9 @@ def _stat(process: int) -> list[str]:
 
 def _used(process: int, stat: list[str]) -> Reading:
     """What a process has used, with the CPU time of its children that have ended."""
-    folder = PROC / str(process)
-    lines = _text(folder / "status").splitlines()
+    lines = _text(PROC / str(process) / "status").splitlines()
     peak = (1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
-    used = {"cpu_seconds": sum(map(int, stat[11:15])) / TICKS, "host_bytes": next(peak, 0)}
-    with suppress(OSError, ValueError):  # we may not read the counters of disks
-        counted = dict(line.split(": ") for line in _text(folder / "io").splitlines())
-        used["read_bytes"] = int(counted["read_bytes"])
-        used["written_bytes"] = int(counted["write_bytes"])
-    return used
+    return {"cpu_seconds": sum(map(int, stat[11:15])) / TICKS, "host_bytes": next(peak, 0)}
 
 
 def _children(process: int) -> Iterator[int]:

@@ -193,9 +193,9 @@ class Journal:
         """Add files in the job's folder that should also be copied to the run."""
         self._write({"files": names})
 
-    def cost(self, process: str, reading: Reading) -> None:
+    def cost(self, reading: Reading) -> None:
         """Add what a process has used by now (costs.py)."""
-        self._write({"cost": {"process": process, **reading}})
+        self._write({"cost": reading})
 
     @property
     def mark(self) -> tuple[int, int]:

@@ -5,5 +5,5 @@ The only package that imports MLflow and pyarrow; may import cli and job.
     mlflow_client  the store's address, client, database and experiment
     mlflow_store   an attempt's run: writing; stored_jobs: reading
     parquet        an attempt's two tables
-    costs          time, memory, disk and energy of an attempt
+    costs          time and memory of an attempt
 """

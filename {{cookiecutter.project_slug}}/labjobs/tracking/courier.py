@@ -199,12 +199,12 @@ def carry(
     delivery = Delivery(folder)
     pause, over, said = 0.0, False, ""
     while True:
-        meter.look(delivery.gpu)
+        meter.look(delivery.on_gpu)
         gone = job_ended(pause)  # asked first, so that everything that the job wrote is read
         delivery.read()
         if not over and (gone or delivery.status):
             over = True
-            meter.look(delivery.gpu, ended=True)
+            meter.look(delivery.on_gpu, ended=True)
             signal.setitimer(signal.ITIMER_REAL, DELIVERY)  # ends this process
         try:
             delivery.send(over)
@@ -226,7 +226,7 @@ def carry(
 
 class Delivery:
     """A journal on its way to its run in the store. `status` is the journal's word for how the job
-    ended, if it has ended; `gpu` is the UUID of the job's GPU, if it is known.
+    ended, if it has ended; `on_gpu` says whether the job is known to use a GPU.
 
     sent.json says how far the delivery has come: to which run, and up to which line of which
     journal. That only saves work, because lines that are sent twice are stored once. A damaged
@@ -242,7 +242,7 @@ class Delivery:
         self._file = (folder / layout.JOURNAL).open("rb")
         self._reader = journal.Reader(self._file)
         self._unsent: list[Line] = []
-        self.status, self.gpu = "", ""
+        self.status, self.on_gpu = "", False
         self.read()
         if not self._unsent:
             raise Damaged(f"{layout.JOURNAL} is empty; {journal.WAY_OUT}")
@@ -258,9 +258,9 @@ class Delivery:
         self._unsent += new
         for line in new:
             if "start" in line:
-                self.status, self.gpu = "", ""  # the last attempt's
+                self.status, self.on_gpu = "", False  # the last attempt's
             self.status = line.get("end", self.status)
-            self.gpu = line.get("tags", {}).get("gpu", self.gpu)
+            self.on_gpu |= "gpu" in line.get("tags", {})
 
     def send(self, over: bool = False) -> None:
         """Send what has been read and, if the job is `over`, its end. Raises whatever the store

@@ -445,9 +445,8 @@ class Job(Generic[S]):
         self._measured |= training.keys() | values.keys()
         times = {"epoch": at["epoch"], "elapsed_seconds": self._watch.elapsed, **rates}
         self._folder.journal.metrics(at["step"], {**values, **times}, of=self._length.total)
+        self._note_peak()
         self._folder.journal.flush()
-        if (devices.peak_memory(self.device) or 0) > self._peak:  # for a job that is killed later
-            self._note_cost()
 
     def keep_best(self, metrics: Metrics, **models: nn.Module) -> None:
         """Keep the weights of these models in best.pt, with the metrics that they came to."""
@@ -572,7 +571,7 @@ class Job(Generic[S]):
         tested = numbers(results)
         self._check_same(tested)
         self.end_training()
-        self._note_cost()
+        self._note_peak()
         journal, best = self._folder.journal, self.best
         journal.files(self._outputs.save())
         kept = {f"best_{name}": value for name, value in best.get("metrics", {}).items()}
@@ -588,7 +587,7 @@ class Job(Generic[S]):
         """End early, with a checkpoint if `save`."""
         if self._state is None:
             return
-        self._note_cost()
+        self._note_peak()
         if self._position.over:
             return
         if self._open_stream:
@@ -816,12 +815,12 @@ class Job(Generic[S]):
         if self._graphed and self._graphed.recording:
             raise JobError(f"job.{name} would stay what it is now; read it outside of the step")
 
-    def _note_cost(self) -> None:
-        """Note what this process has used so far of the machine and of the device."""
-        process, used = machine.own()
-        self._peak = devices.peak_memory(self.device) or 0
-        on_device = {"device_bytes": self._peak, "gpu_seconds": used["seconds"]}
-        self._folder.journal.cost(process, used | (on_device if self._peak else {}))
+    def _note_peak(self) -> None:
+        """Note the most memory of the device that this process has taken so far."""
+        peak = devices.peak_memory(self.device) or 0
+        if peak > self._peak:
+            self._peak = peak
+            self._folder.journal.cost({"device_bytes": peak})
 
 
 def _tensors(models: Iterable[nn.Module]) -> Iterator[Tensor]:
