@@ -81,8 +81,8 @@ def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
     """Return an attempt that is only in the store; `job` is the job with today's settings, if there
     can be one."""
     return {
-        "state": "diverged" if stored["diverged"] else "finished",
-        "change": "" if job and _fits(job, stored) else "in another folder",
+        "state": stored["state"],
+        "change": "" if job and stored_jobs.fits(job, stored) else "in another folder",
         "ended": stored["ended"] / 1000,
         "code": stored["tags"].get("code", ""),
         "said": "",
@@ -94,10 +94,6 @@ def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
         "run_id": stored["run_id"],
         "problem": "",
     }
-
-
-def _fits(job: JobFolder[Any], stored: StoredJob) -> bool:
-    return job.fits(stored["tags"].get("code", ""), stored["tags"].get("data", ""))
 
 
 def results(stored: StoredJob) -> dict[str, float]:
@@ -234,7 +230,7 @@ class Project:
         """Return a job's finished attempt in the store whose results count: the last one with the
         present code and data, or else the last one; None if it has none."""
         found = [each for each in job.stored if not each["diverged"]]
-        fits = [each for each in found if job.folder and _fits(job.folder, each)]
+        fits = [each for each in found if job.folder and stored_jobs.fits(job.folder, each)]
         return next(reversed(fits or found), None)
 
     def _on_disk(self, prefix: str = "") -> Iterator[Job]:

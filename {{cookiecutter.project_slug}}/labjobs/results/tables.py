@@ -77,14 +77,14 @@ def unfinished(experiment: str, script: str, wanted: Mapping[str, Any]) -> "pd.D
     import pandas as pd
 
     found = [
-        (job, why)
-        for job, why in stored_jobs.unfinished(experiment)
+        job
+        for job in stored_jobs.unfinished(experiment)
         if runtime.TAG not in job["tags"] and stored_jobs.script_of(job) == script
     ]
-    table = pd.DataFrame({"job_id": [job["job_id"] for job, _ in found]})
-    for name, values in _settings([job for job, _ in found]).items():
+    table = pd.DataFrame({"job_id": [job["job_id"] for job in found]})
+    for name, values in _settings(found).items():
         table[name] = pd.Series(values, dtype=object)
-    table["state"] = [why for _, why in found]
+    table["state"] = [job["state"] for job in found]
     return _with(table, {name: value for name, value in wanted.items() if name in table})
 
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from labjobs import exit_status, layout, locks, privacy
 from labjobs.errors import SettingsError, cause
 from labjobs.files import ENGINE, PROJECT
-from labjobs.job import code_evidence, journal, provenance
+from labjobs.job import journal, provenance
 from labjobs.job.folder import JobFolder, owner_of
 from labjobs.job.identity import identity
 from labjobs.job.terminal import counted, duration, leave
@@ -54,7 +54,7 @@ class View:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.store_is_away = False
-        self._known = stored_jobs.NOTHING
+        self._known = stored_jobs.Known()
         self.queued: dict[str, str] = {}
         try:
             self._known = stored_jobs.known(experiment_name())
@@ -66,30 +66,24 @@ class View:
         except SettingsError as error:
             self.problems.append(f"{error}; the jobs in its queue are not known")
 
-    @property
-    def over(self) -> Set[str]:
-        """The ids of the jobs that are finished or diverged in the store, with any code."""
-        return self._known.finished.keys() | self._known.diverged.keys()
-
     def state(self, job: JobFolder[Any]) -> State:
         """Return the state of a job."""
-        finished = self._known.finished.get(job.id, [])
-        counts = any(job.fits(each.code, each.data) for each in finished)
-        if counts and not job.runtime.force and not job.redone:
+        if (
+            self._known.has(job, "finished") and not job.runtime.force and not job.redone
+        ):
             return State("finished")
         latest = job.latest
         for folder in (job.path, latest or job.path):  # it may have only just begun
             if locks.held(folder / layout.LOCK):
                 return State("running", progress(folder))
-        if lease := self._lease(job):
-            return State("running", f"on {lease.host}")
+        if host := self._known.host(job, owner_of(job.path)):
+            return State("running", f"on {host}")
         if queued := self.queued.get(job.id):
             return State("queued", f"Slurm {queued}")
         if not latest and not job.runtime.force:
-            diverged = self._known.diverged.get(job.id, [])
-            if any(job.fits(each.code, each.data) for each in diverged):
+            if self._known.has(job, "diverged"):
                 return State("diverged", "in another folder")
-            if finished:
+            if self._known.has_finished(job):
                 return State("stale", "in another folder")
         return State("pending") if job.runtime.force else self._by_folder(job)
 
@@ -115,12 +109,6 @@ class View:
         if status == "paused" and outcome.get("pause_after") == job.runtime.pause_after:
             return State("paused", progress(job.path))
         return State("interrupted", progress(job.path))
-
-    def _lease(self, job: JobFolder[Any]) -> stored_jobs.Lease | None:
-        leases = self._known.leases.get(job.id, [])
-        owner = owner_of(job.path) if leases else ""
-        others = (lease for lease in leases if lease.owner != owner)
-        return next((lease for lease in others if code_evidence.fits(lease.code, job.code)), None)
 
 
 def progress(folder: Path) -> str:

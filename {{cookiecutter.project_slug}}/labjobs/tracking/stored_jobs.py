@@ -18,13 +18,14 @@ from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from labjobs import exit_status, layout
 from labjobs.cli.flags import as_text
 from labjobs.errors import SettingsError
 from labjobs.files import CODE, PROJECT, read_record
 from labjobs.job import attempts, code_evidence, data_evidence, identity
+from labjobs.job.folder import JobFolder
 from labjobs.tracking import courier, mlflow_client
 from labjobs.tracking.mlflow_client import (
     AWAY,
@@ -81,6 +82,9 @@ class StoredJob(TypedDict):
     job_id: str
     run_id: str
     status: str
+    """MLflow's word."""
+    state: str
+    """finished, diverged, running, failed, or else paused or interrupted."""
     diverged: bool
     started: int
     ended: int
@@ -90,84 +94,77 @@ class StoredJob(TypedDict):
     tags: dict[str, str]
 
 
+OVER = ("finished", "diverged")
+
+
 def _job(
-    run: str,
-    status: str,
-    started: int,
-    ended: int | None,
-    tags: dict[str, str],
-    params: dict[str, str],
-    metrics: dict[str, float],
+    run: str, status: str, started: int, ended: int | None, tags: dict[str, str]
 ) -> StoredJob:
+    diverged = status == "FAILED" and tags.get("diverged") == "true"
+    state = "failed" if status == "FAILED" else "paused or interrupted"
+    if diverged:
+        state = "diverged"
+    elif status == "FINISHED" and tags.get("finished") == "true":
+        state = "finished"
+    elif fresh(status, tags.get("heartbeat", "")):
+        state = "running"
     return {
         "job_id": tags["job_id"],
         "run_id": run,
         "status": status,
-        "diverged": status == "FAILED" and tags.get("diverged") == "true",
+        "state": state,
+        "diverged": diverged,
         "started": started,
         "ended": ended or 0,
-        "params": params,
-        "metrics": metrics,
+        "params": {},
+        "metrics": {},
         "tags": tags,
     }
-
-
-def _is_over(job: StoredJob) -> bool:
-    """Whether it finished, which takes the mark too, or diverged."""
-    is_finished = job["status"] == "FINISHED" and job["tags"].get("finished") == "true"
-    return is_finished or job["diverged"]
 
 
 def jobs(experiment: str) -> list[StoredJob]:
     """Return the attempts at jobs that finished or diverged, by job id; of several runs with the
     same job id and code, a finished one, or the last to end."""
+    over = _complete([job for job in _every(experiment) if job["state"] in OVER])
+    over.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
+    return list({(job["job_id"], job["tags"].get("code")): job for job in over}.values())
+
+
+def unfinished(experiment: str) -> list[StoredJob]:
+    """Return the newest attempt at each job that has neither finished nor diverged with any code,
+    by job id."""
+    every = sorted(_every(experiment), key=lambda job: (job["job_id"], job["started"]))
+    over = {job["job_id"] for job in every if job["state"] in OVER}
+    newest = {job["job_id"]: job for job in every if job["job_id"] not in over}
+    return _complete([*newest.values()])
+
+
+def _every(experiment: str, query: str = TAGS) -> list[StoredJob]:
+    """The runs of all jobs; from a database with the tags that a query asks for, but without params
+    and metrics."""
     path = sqlite_path()
-    every = _by_sql(path, experiment, TAGS) if path else _by_client(experiment)
-    over = [job for job in every if _is_over(job)]
-    if path:
-        by_run = {job["run_id"]: job for job in over}
+    return _by_sql(path, experiment, query) if path else _by_client(experiment)
+
+
+def _complete(found: list[StoredJob]) -> list[StoredJob]:
+    """The same, with the params and metrics that a database has of them."""
+    if path := sqlite_path():
+        by_run = {job["run_id"]: job for job in found}
         runs = json.dumps(list(by_run))
         for run, key, value in select(path, PARAMS, runs=runs):
             by_run[run]["params"][key] = value
         for run, key, value in select(path, METRICS, runs=runs):
             by_run[run]["metrics"][key] = _number(value)
-    over.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
-    return list({(job["job_id"], job["tags"].get("code")): job for job in over}.values())
-
-
-def unfinished(experiment: str) -> list[tuple[StoredJob, str]]:
-    """Return the newest attempt at each job that has neither finished nor diverged with any code,
-    and why it has no results: `failed`, `running` or `paused or interrupted`."""
-    path = sqlite_path()
-    every = _by_sql(path, experiment, TAGS) if path else _by_client(experiment)
-    over = {job["job_id"] for job in every if _is_over(job)}
-    left = sorted((job for job in every if job["job_id"] not in over), key=_start)
-    newest = {job["job_id"]: job for job in left}
-    if path:
-        by_run = {job["run_id"]: job for job in newest.values()}
-        for run, key, value in select(path, PARAMS, runs=json.dumps(list(by_run))):
-            by_run[run]["params"][key] = value
-    return [(job, _why_unfinished(job)) for _, job in sorted(newest.items())]
-
-
-def _start(job: StoredJob) -> int:
-    return job["started"]
-
-
-def _why_unfinished(job: StoredJob) -> str:
-    if fresh(job["status"], job["tags"].get("heartbeat", "")):
-        return "running"
-    return "failed" if job["status"] == "FAILED" else "paused or interrupted"
+    return found
 
 
 def _by_sql(path: Path, experiment: str, query: str) -> list[StoredJob]:
-    """The runs of all jobs, with the tags that a query asks for, but no params and metrics."""
     runs = select(path, RUNS, experiment=experiment)
     tags: dict[str, dict[str, str]] = {run: {} for run, *_ in runs}
     for run, key, value in select(path, query, runs=json.dumps(list(tags))):
         tags[run][key] = value
     return [
-        _job(run, status, started, ended, tags[run], {}, {})
+        _job(run, status, started, ended, tags[run])
         for run, status, started, ended in runs
         if "job_id" in tags[run]
     ]
@@ -186,9 +183,11 @@ def _by_client(experiment: str) -> list[StoredJob]:
     for run in runs:
         about, data = run.info, run.data
         if "job_id" in data.tags:
-            metrics = {key: _number(value) for key, value in data.metrics.items()}
             times = about.start_time, about.end_time
-            found.append(_job(about.run_id, about.status, *times, data.tags, data.params, metrics))
+            job = _job(about.run_id, about.status, *times, data.tags)
+            job["params"] = data.params
+            job["metrics"] = {key: _number(value) for key, value in data.metrics.items()}
+            found.append(job)
     return found
 
 
@@ -204,52 +203,44 @@ def asked() -> Iterator["MlflowClient"]:
 # What a job or a sweep asks before it begins: which jobs have ended, and which are being trained.
 
 
-class Lease(NamedTuple):
-    """Who trains a job, and with which code, according to the store."""
+class Known:
+    """The attempts that the store knows of jobs; none, if it is not available."""
 
-    code: str
-    owner: str
-    host: str
+    def __init__(self, runs: Iterable[StoredJob] = ()) -> None:
+        self._attempts: dict[tuple[str, str], list[StoredJob]] = {}
+        for run in runs:
+            self._attempts.setdefault((run["job_id"], run["state"]), []).append(run)
+
+    def has(self, job: JobFolder[Any], state: str) -> bool:
+        """Return whether an attempt at a job with the present code and data is in a state."""
+        return any(fits(job, each) for each in self._attempts.get((job.id, state), []))
+
+    def has_finished(self, job: JobFolder[Any]) -> bool:
+        """Return whether a job has finished, with any code and data."""
+        return (job.id, "finished") in self._attempts
+
+    def host(self, job: JobFolder[Any], owner: str) -> str:
+        """Return where a job is being trained with the present code by another than the owner of an
+        attempt; empty if it is not."""
+        for each in self._attempts.get((job.id, "running"), []):
+            tags = each["tags"]
+            if tags.get("owner") != owner and code_evidence.fits(tags.get("code", ""), job.code):
+                return tags.get("host", "another machine")
+        return ""
 
 
-class Ended(NamedTuple):
-    """An attempt that finished or diverged: the digests of its code and data, and its duration."""
-
-    code: str
-    data: str
-    seconds: float
-
-
-class Known(NamedTuple):
-    """What the store knows about jobs, by their ids."""
-
-    finished: dict[str, list[Ended]]
-    diverged: dict[str, list[Ended]]
-    leases: dict[str, list[Lease]]
-
-
-NOTHING = Known({}, {}, {})
-"""What is known if the store is not available."""
+def fits(job: JobFolder[Any], attempt: StoredJob) -> bool:
+    """Return whether an attempt in the store has the present code and data of a job."""
+    return job.fits(attempt["tags"].get("code", ""), attempt["tags"].get("data", ""))
 
 
 def known(experiment: str) -> Known:
-    """What the store knows about all jobs; empty if the experiment or the store does not exist yet.
-    If MLflow's client is needed, it runs in a separate process, because the calling job goes on to
-    train. Raises SettingsError if the store's address is not valid, or if the experiment belongs to
-    another project.
+    """Return what the store knows about all jobs; nothing if the experiment or the store does not
+    exist yet. If MLflow's client is needed, it runs in a separate process, because the calling job
+    goes on to train. Raises SettingsError if the store's address is not valid, or if the experiment
+    belongs to another project.
     """
-    found = Known({}, {}, {})
-    for job in _runs(experiment):
-        job_id, tags = job["job_id"], job["tags"]
-        if _is_over(job):
-            jobs = found.diverged if job["diverged"] else found.finished
-            seconds = (job["ended"] - job["started"]) / 1000
-            attempt = Ended(tags.get("code", ""), tags.get("data", ""), seconds)
-            jobs.setdefault(job_id, []).append(attempt)
-        elif fresh(job["status"], tags.get("heartbeat", "")):
-            lease = Lease(*(tags.get(name, "") for name in Lease._fields))
-            found.leases.setdefault(job_id, []).append(lease)
-    return found
+    return Known(_runs(experiment))
 
 
 def delivered(experiment: str) -> Callable[[Path], bool]:
@@ -257,12 +248,12 @@ def delivered(experiment: str) -> Callable[[Path], bool]:
     several folders of runs, another one of the same job that stands for it. Raises like `known`."""
     runs = _runs(experiment)
     ids = {run["run_id"] for run in runs if run["status"] != "RUNNING"}
-    over = {_evidence(run["job_id"], run["tags"]) for run in runs if _is_over(run)}
+    over = {_evidence(run["job_id"], run["tags"]) for run in runs if run["state"] in OVER}
     codes = {evidence[:2] for evidence in over}
 
     def has(attempt: Path) -> bool:
         job_id, code = attempt.parent.name, code_evidence.digest(attempt)
-        if attempts.status_of(attempt) in ("finished", "diverged"):
+        if attempts.status_of(attempt) in OVER:
             return (job_id, code, data_evidence.digest(attempt)) in over
         return read_record(attempt / layout.SENT).get("run") in ids or (job_id, code) in codes
 
