@@ -28,7 +28,6 @@ from labjobs.job.data_evidence import of_text
 from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
 from labjobs.job.terminal import Interruption, counted
 from labjobs.results import figure_files
-from labjobs.tracking import parquet
 
 
 class Repeated(NamedTuple):
@@ -116,9 +115,8 @@ def _repeat(attempt: Recorded, folder: Path) -> Repeated:
     _copy_inputs(attempt, runs)
     words = [sys.executable, str(code / f"{attempt.about['script']}.py"), *attempt.flags()]
     words += [f"--runs-root={runs}", "--quiet"]
-    # Without variables that would make it write elsewhere, or log something else.
-    elsewhere = (parquet.VARIABLE, runtime.VARIABLE)
-    env = {name: value for name, value in os.environ.items() if name not in elsewhere}
+    # Without the variable that would make it log something else.
+    env = {name: value for name, value in os.environ.items() if name != runtime.VARIABLE}
     env |= {
         "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
         "PROJECT_FOLDER": str(PROJECT),

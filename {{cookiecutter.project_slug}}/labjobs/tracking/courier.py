@@ -1,6 +1,5 @@
-"""The courier: a separate process that copies a job's journal to the tracking store and, at the end
-of an attempt, to Parquet files if there is a folder for them. Only the courier imports MLflow. In
-the training process, MLflow's threads would compete with the loop for the interpreter's lock, and
+"""The courier: a separate process that copies a job's journal to the tracking store. Only the courier
+imports MLflow. In the training process, MLflow's threads would compete with the loop for the interpreter's lock, and
 importing it would nearly double the time to start. So the job starts the courier before it imports
 torch, and passes it the job's folder through a pipe. While the store is unavailable, the courier
 keeps trying as long as the job runs and for DELIVERY more seconds. The job's next courier sends the
@@ -27,7 +26,7 @@ from labjobs.files import CODE, read_record, write_record
 from labjobs.job import attempts, data_evidence, journal
 from labjobs.job.journal import Damaged
 from labjobs.job.terminal import leave
-from labjobs.tracking import costs, mlflow_client, parquet
+from labjobs.tracking import costs, mlflow_client
 from labjobs.tracking.costs import Meter
 from labjobs.tracking.mlflow_client import prepare, reason
 from labjobs.tracking.mlflow_store import AT_THE_END, Elsewhere, Line, Run
@@ -194,7 +193,7 @@ def carry(
     take over.
 
     `job_ended` waits up to the given number of seconds for the end. Raises Elsewhere if the job
-    belongs to another process, Damaged, and OSError if the Parquet files cannot be written.
+    belongs to another process, and Damaged.
     """
     delivery = Delivery(folder)
     pause, over, said = 0.0, False, ""
@@ -221,7 +220,6 @@ def carry(
             if problem != said:
                 print(problem, file=sys.stderr, flush=True)
         said = problem
-    delivery.write_tables()
 
 
 class Delivery:
@@ -305,17 +303,9 @@ class Delivery:
         self._run.add(self._folder, AT_THE_END)
         self._note(status)
 
-    def write_tables(self) -> None:
-        """Write the Parquet files, if there is a folder for them. Raises OSError."""
-        if tables := parquet.root():
-            status = self.status or "KILLED"
-            parquet.write(tables, self._folder, status)
-            self._note(status, str(tables))
-
-    def _note(self, status: str, tables: str = "") -> None:
+    def _note(self, status: str) -> None:
         noted = {
             "store": mlflow_client.fingerprint(),
-            "tables": tables,
             "run": self._run.id,
             "journal": self._journal,
             "lines": self._reader.line,
@@ -326,20 +316,12 @@ class Delivery:
             write_record(self._folder / layout.SENT, noted)
 
 
-def check_places() -> None:
-    """Raise SettingsError if the store's address or the Parquet folder cannot be used."""
-    mlflow_client.check()
-    parquet.check()
-
-
 def delivered(folder: Path) -> bool:
-    """Whether the store and the Parquet folder are known to have all of an attempt's journal."""
+    """Whether the store is known to have all of an attempt's journal."""
     noted = read_record(folder / layout.SENT)
     start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
     all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))
     if all_of_it != (mlflow_client.fingerprint(), start.get("journal"), True):
-        return False
-    if (tables := parquet.root()) and noted.get("tables") != str(tables):
         return False
     # A journal can be shorter than it was: it was damaged since.
     return bool((folder / layout.JOURNAL).stat().st_size <= noted["bytes"])
@@ -351,9 +333,9 @@ def delivered(folder: Path) -> bool:
 def sync(runs_root: Path, stored: Callable[[Path], bool] = lambda attempt: True) -> int:
     """Send the missing results of every job that is not running; return the exit status. `stored`
     says whether the store still has an attempt that was sent. Raises SettingsError if there is no
-    such folder, or a place cannot be used.
+    such folder, or the store's address is not valid.
     """
-    check_places()
+    mlflow_client.check()
     if not runs_root.expanduser().is_dir():
         raise SettingsError(f"--runs-root: there is no folder {runs_root}")
     folders = [file.parent for file in sorted(runs_root.expanduser().glob(f"*/*/{layout.JOURNAL}"))]
@@ -376,8 +358,7 @@ def sync(runs_root: Path, stored: Callable[[Path], bool] = lambda attempt: True)
 
 
 def _send(folder: Path) -> None:
-    """Raises JobError for what is wrong with the job's or the Parquet files, or what the store
-    raises."""
+    """Raises JobError for what is wrong with the job's files, or what the store raises."""
     with ExitStack() as held:
         try:
             lock = locks.take(folder / layout.LOCK)
@@ -389,10 +370,6 @@ def _send(folder: Path) -> None:
         except (OSError, Damaged) as error:
             raise JobError(f"cannot be sent: {cause(error)}") from error
         delivery.send(over=True)
-        try:
-            delivery.write_tables()
-        except OSError as error:
-            raise JobError(f"is not in the Parquet folder: {cause(error)}") from error
         if attempts.status_of(folder) == "finished":
             attempts.drop_checkpoints(folder)
 

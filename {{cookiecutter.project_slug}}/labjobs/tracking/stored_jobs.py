@@ -26,7 +26,7 @@ from labjobs.errors import SettingsError
 from labjobs.files import CODE, PROJECT, read_record
 from labjobs.job import attempts, code_evidence, data_evidence, identity
 from labjobs.job.folder import JobFolder
-from labjobs.tracking import courier, mlflow_client
+from labjobs.tracking import mlflow_client
 from labjobs.tracking.mlflow_client import (
     AWAY,
     LONGEST_QUERY,
@@ -265,7 +265,7 @@ def _evidence(job_id: str, tags: dict[str, str]) -> tuple[str, str, str]:
 
 
 def _runs(experiment: str) -> list[StoredJob]:
-    courier.check_places()
+    mlflow_client.check()
     if path := sqlite_path():
         settle(experiment)
         return _by_sql(path, experiment, FEW_TAGS)
