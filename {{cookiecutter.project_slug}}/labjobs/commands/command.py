@@ -160,9 +160,8 @@ def _eject() -> int:
     return exit_status.DONE
 
 
-def jobs_command(**kinds: type) -> int:
-    """Run the command line; returns the exit status. `kinds` are classes of settings, by job
-    script, for scripts that no longer exist: `former=FormerSettings`."""
+def jobs_command() -> int:
+    """Run the command line; returns the exit status."""
     terminal.prepare_streams()
     terminal.handle_signals(signal.SIG_DFL)
     # Absolute, for all that is started.
@@ -170,8 +169,9 @@ def jobs_command(**kinds: type) -> int:
     try:
         given = _read(sys.argv[1:])
         if given.version:
-            return _print_version()
-        project = Project(kinds, given.runs_root)
+            print(f"labjobs {installation.version()}\n{installation.problem(PROJECT)}".strip())
+            return exit_status.DONE
+        project = Project(given.runs_root)
         status = COMMANDS[given.command].act(project, given)
     except SettingsError as error:
         return leave(exit_status.WRONG, f"jobs.py: {error}")
@@ -232,10 +232,3 @@ def _find_joined(words: list[str]) -> list[str]:
     if words[1] not in things:
         raise SettingsError(f"find {words[1]}: {did_you_mean(words[1], things)}")
     return [" ".join(words[:2]), *words[2:]]
-
-
-def _print_version() -> int:
-    print(f"labjobs {installation.version()}")
-    if problem := installation.problem(PROJECT):
-        print(problem)
-    return exit_status.DONE

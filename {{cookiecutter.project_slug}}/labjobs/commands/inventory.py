@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -42,12 +42,11 @@ RESULTS = ("test_", "best_")
 Attempt = dict[str, Any]
 """An attempt at a job, as `show --json` prints it. Unknown values are empty; `ended`, when it last
 logged something, is in seconds since 1970, and `change` says how the code or the data has changed
-since."""
+since. `job` is the job with today's settings, if there can be one."""
 
 
 def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
-    """Return the attempt in a folder; `job` is the job with today's settings, if there can be
-    one."""
+    """Return the attempt in a folder."""
     about = journal.record_of(path, layout.SETTINGS)
     outcome = journal.record_of(path, layout.OUTCOME)
     sent = read_record(path / layout.SENT)
@@ -78,8 +77,7 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
 
 
 def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
-    """Return an attempt that is only in the store; `job` is the job with today's settings, if there
-    can be one."""
+    """Return an attempt that is only in the store."""
     return {
         "state": stored["state"],
         "change": "" if job and stored_jobs.fits(job, stored) else "in another folder",
@@ -113,15 +111,13 @@ def last_logged(attempt: Path) -> float:
     return 0.0
 
 
-def iso(seconds: float) -> str | None:
-    """Return a time as in ISO 8601, in UTC; None for 0."""
-    if not seconds:
-        return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+def _iso(seconds: float) -> str | None:
+    """A time as in ISO 8601, in UTC; None for 0."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds") if seconds else None
 
 
-def local(seconds: float) -> str:
-    """Return a time in local form: `2026-11-22 20:14`; a dash for 0."""
+def _local(seconds: float) -> str:
+    """A time in local form: `2026-11-22 20:14`; a dash for 0."""
     return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}" if seconds else "-"
 
 
@@ -187,16 +183,12 @@ class Job:
 
 
 class Project:
-    """All jobs of the project; `kinds` are classes of settings, by job script, for scripts that are
-    gone.
+    """All jobs of the project. Raises SettingsError if there is no such folder of runs."""
 
-    Raises SettingsError if there is no such folder of runs, or there can be no such store.
-    """
-
-    def __init__(self, kinds: Mapping[str, type], runs_root: Path | None) -> None:
+    def __init__(self, runs_root: Path | None) -> None:
         if runs_root and not runs_root.expanduser().is_dir():
             raise SettingsError(f"--runs-root: there is no folder {runs_root}")
-        self._kinds, self.runs_root = kinds, (runs_root or Runtime().runs_root).expanduser()
+        self.runs_root = (runs_root or Runtime().runs_root).expanduser()
 
     @cached_property
     def view(self) -> View:
@@ -233,23 +225,17 @@ class Project:
         fits = [each for each in found if job.folder and stored_jobs.fits(job.folder, each)]
         return next(reversed(fits or found), None)
 
-    def _on_disk(self, prefix: str = "") -> Iterator[Job]:
-        try:
-            names = os.listdir(self.runs_root)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise SettingsError(f"--runs-root: {cause(error)}") from error
-        for name in names:
-            if name.startswith(prefix) and JOB_ID.fullmatch(name):
-                folder = self.runs_root / name
-                found = attempts.all_of(folder)
-                if found or not os.access(folder, os.R_OK | os.X_OK):
-                    yield Job(name, attempts=found)
-
     def _named(self, prefix: str) -> dict[str, Job]:
         """The jobs whose ids begin with these digits, on this disk and in the store."""
-        found = {job.id: job for job in self._on_disk(prefix)}
+        found = {}
+        try:
+            for folder in self.runs_root.iterdir() if self.runs_root.exists() else ():
+                if folder.name.startswith(prefix) and JOB_ID.fullmatch(folder.name):
+                    begun = attempts.all_of(folder)
+                    if begun or not os.access(folder, os.R_OK | os.X_OK):
+                        found[folder.name] = Job(folder.name, attempts=begun)
+        except OSError as error:
+            raise SettingsError(f"--runs-root: {cause(error)}") from error
         with suppress(ConnectionError):  # `view` reports it
             for stored in stored_jobs.jobs(experiment_name()):
                 if (job_id := stored["job_id"]).startswith(prefix):
@@ -260,8 +246,7 @@ class Project:
         """Return the job with its settings and its folder, if they are known."""
         try:
             self._read_settings(job)
-            kind = self._kinds.get(job.script) or identity.read(job.script).settings
-            settings: Any = restore(kind, job.settings)
+            settings: Any = restore(identity.read(job.script).settings, job.settings)
             folder = JobFolder(settings, self._runtime(job), {}, job.script)
             if folder.id != job.id:
                 raise SettingsError(f"with today's settings.py, it is another job, {folder.id}")
@@ -307,7 +292,7 @@ def print_list(project: Project, as_json: bool, test: bool = False) -> int:
             row["metrics"] = kept
     rows.sort(key=lambda row: (row["ended"], row["id"]))
     if as_json:
-        plain = [row | {"ended": iso(row["ended"])} for row in rows]
+        plain = [row | {"ended": _iso(row["ended"])} for row in rows]
         print(json.dumps(plain, indent=2), flush=True)
         for row in rows:
             if row["problem"]:
@@ -316,7 +301,7 @@ def print_list(project: Project, as_json: bool, test: bool = False) -> int:
         words = {job.id: job.words for job in jobs}
         width = max(len(row["result"]) for row in rows)
         for row in rows:
-            line = f"{row['id']}  {row['state']:11}  {local(row['ended']):16}  "
+            line = f"{row['id']}  {row['state']:11}  {_local(row['ended']):16}  "
             line = f"{line}{row['result']:{width}}  {words[row['id']]}".rstrip()
             print(line + (row["about"] and f"  [{row['about']}]"))
         count = Counter(row["state"] for row in rows)
@@ -381,7 +366,7 @@ def print_details(project: Project, job: Job, as_json: bool) -> int:
             "settings": job.plain,
             "command": job.command,
             "problem": job.problem,
-            "attempts": [each | {"ended": iso(each["ended"])} for each in found],
+            "attempts": [each | {"ended": _iso(each["ended"])} for each in found],
         }
         print(json.dumps(content, indent=2))
         return exit_status.DONE
@@ -419,7 +404,7 @@ def _print_attempt(attempt: Attempt) -> None:
         part = {"test": "test", "best": "validation"}.get(key.split("_")[0], "result")
         metrics[part][key] = value
     lines = {
-        "until" if attempt["state"] == "running" else "ended": local(attempt["ended"]),
+        "until" if attempt["state"] == "running" else "ended": _local(attempt["ended"]),
         "said": "" if attempt["state"] == "finished" else attempt["said"],
         **{part: as_line(found) for part, found in metrics.items()},
         "cost": as_line(attempt["cost"]),

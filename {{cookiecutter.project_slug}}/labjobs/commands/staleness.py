@@ -50,7 +50,7 @@ class Change:
 def print_stale(project: Project, diff: bool, as_json: bool) -> int:
     """Print what makes jobs stale, the changes that concern most of them first; returns 0."""
     jobs = project.all()
-    found = changes(project, jobs)
+    found = _all_changes(project, jobs)
     if as_json:
         rows = [
             {"definition": each.name or None, "change": each.what, "jobs": each.jobs}
@@ -69,8 +69,8 @@ def print_stale(project: Project, diff: bool, as_json: bool) -> int:
     return exit_status.DONE
 
 
-def changes(project: Project, jobs: list[Job]) -> list[Change]:
-    """Return what makes jobs stale, by the number of jobs, the most first."""
+def _all_changes(project: Project, jobs: list[Job]) -> list[Change]:
+    """What makes jobs stale, by the number of jobs, the most first."""
     found: dict[str, Change] = {}
     known: dict[tuple[str, ...], list[Change]] = {}
     for job in sorted(jobs, key=lambda job: job.id):
@@ -158,32 +158,28 @@ def accept(project: Project, because: str, verify: bool) -> int:
     if not because.strip():
         raise SettingsError("--because: say why results do not change")
     stale = [job for job in project.all() if job.state(project.view).word == "stale"]
-    own = {job.id: _own_changes(job.folder) for job in stale}
+    changes = {job.id: _own_changes(job.folder) for job in stale}
     # What is stale by its inputs alone, without changes of its own, counts again when they do.
-    known = [job.folder for job in stale if job.folder and own[job.id]]
-    unknown = [*own.values()].count(None)
+    own = {job: found for job, found in changes.items() if found}
+    known = {job.id: job.folder for job in stale if job.folder and job.id in own}
+    unknown = [*changes.values()].count(None)
     if not known and not unknown:
         print("no job is stale")
     if unknown:
         why = "the data has changed, or it is not known what has"
         leave(exit_status.FAILED, f"{counted(unknown, 'job')} left out: {why}")
-    replayed = _replayed(known) if verify else {}
-    refused = {_codes(job) for job in known if replayed.get(job.id) == ""}
-    fine = [job for job in known if _codes(job) not in refused]
-    proof: dict[Codes, dict[str, str]] = {}
-    for job in fine:
-        proof.setdefault(_codes(job), {}).update(
-            {job.id: replayed[job.id]} if job.id in replayed else {}
-        )
-    pairs = {job.id: _codes(job) for job in fine}
-    accepted = [job for job in _inputs_first(fine) if _accept(job, because, proof[pairs[job.id]])]
+    proofs = _proofs([*known.values()], verify)
+    proof = {name: proofs[_codes(job)] for name, job in known.items()}
+    accepted = [
+        name
+        for name in attempts.inputs_first({name: job.settings for name, job in known.items()})
+        if "" not in proof[name].values() and _accept(known[name], because, proof[name])
+    ]
+    for part in sorted({part for job in accepted for part in own[job]}):
+        of = [job for job in accepted if part in own[job]]
+        how = _how([proof[job][job] for job in of if job in proof[job]], len(of))
+        print(f"accepted: {code_evidence.in_python(part)}, of {counted(len(of), 'job')} ({how})")
     if accepted:
-        for name in sorted({name for job in accepted for name in own[job.id] or {}}):
-            of = [job.id for job in accepted if name in (own[job.id] or {})]
-            how = _how([replayed[job] for job in of if job in replayed], len(of))
-            print(
-                f"accepted: {code_evidence.in_python(name)}, of {counted(len(of), 'job')} ({how})"
-            )
         count = counted(len(accepted), "job")
         print(f"no longer stale: {count}; commit {layout.ACCEPTED} with the change")
     return exit_status.DONE if len(accepted) == len(known) + unknown else exit_status.FAILED
@@ -200,17 +196,6 @@ def _own_changes(job: JobFolder[Any] | None) -> dict[str, list[str]] | None:
 
 def _is_input(part: str) -> bool:
     return part.startswith(f"{code_evidence.INPUT}:")
-
-
-def _inputs_first(jobs: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
-    """The jobs, inputs before those derived from them: accepting an input changes the code that the
-    derived jobs are compared with."""
-    by_id = {job.id: job for job in jobs}
-
-    def depth(job: JobFolder[Any]) -> int:
-        return max((1 + depth(by_id[i]) for i in inputs(job.settings) if i in by_id), default=0)
-
-    return sorted(jobs, key=depth)
 
 
 Codes = tuple[str, str]
@@ -265,15 +250,17 @@ INDIRECT = {"vars", "getattr", "asdict", "astuple", "fields", "replace", "__dict
 """Words in code that may read any setting."""
 
 
-def _replayed(jobs: Sequence[JobFolder[Any]]) -> dict[str, str]:
-    """How far those jobs were replayed, by their ids; empty if the bits were others."""
+def _proofs(jobs: Sequence[JobFolder[Any]], verify: bool) -> dict[Codes, dict[str, str]]:
+    """For the digests of each change, how far jobs were replayed, by their ids, if they are to be;
+    empty if the bits were others."""
+    found: dict[Codes, dict[str, str]] = {_codes(job): {} for job in jobs}
     alike: dict[str, list[JobFolder[Any]]] = {}
-    for job in jobs:
+    for job in jobs if verify else ():
         alike.setdefault(repr((_codes(job), _settings_read(job))), []).append(job)
-    found = {}
     for group in alike.values():
         job = next((job for job in group if not inputs(job.settings)), group[0])
-        found[job.id] = _verified(job, sum(_codes(each) == _codes(job) for each in jobs))
+        count = sum(_codes(each) == _codes(job) for each in jobs)
+        found[_codes(job)][job.id] = _verified(job, count)
     return found
 
 

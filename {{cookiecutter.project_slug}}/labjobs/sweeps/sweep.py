@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -123,13 +122,8 @@ def _left(entries: list[Entry], view: states.View, flags: Flags) -> list[Entry]:
             entry.state = "skipped"
         seen.add(entry.job.id)
     left = {entry.job.id: entry for entry in entries if entry.state in to_run}
-    return sorted(left.values(), key=partial(_depth, left=left))
-
-
-def _depth(entry: Entry, left: Mapping[str, Entry]) -> int:
-    """How many of the remaining jobs must run one after another before this job can run."""
-    depths = (_depth(left[job], left) for job in entry.inputs if job in left)
-    return 1 + max(depths, default=-1)
+    settings = {job: entry.job.settings for job, entry in left.items()}
+    return [left[job] for job in attempts.inputs_first(settings)]
 
 
 def _check_left(left: list[Entry], entries: list[Entry], flags: Flags) -> None:

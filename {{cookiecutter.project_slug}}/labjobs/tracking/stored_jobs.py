@@ -248,8 +248,12 @@ def delivered(experiment: str) -> Callable[[Path], bool]:
     several folders of runs, another one of the same job that stands for it. Raises like `known`."""
     runs = _runs(experiment)
     ids = {run["run_id"] for run in runs if run["status"] != "RUNNING"}
-    over = {_evidence(run["job_id"], run["tags"]) for run in runs if run["state"] in OVER}
-    codes = {evidence[:2] for evidence in over}
+    over = {
+        (run["job_id"], run["tags"].get("code", ""), run["tags"].get("data", ""))
+        for run in runs
+        if run["state"] in OVER
+    }
+    codes = {(job_id, code) for job_id, code, _ in over}
 
     def has(attempt: Path) -> bool:
         job_id, code = attempt.parent.name, code_evidence.digest(attempt)
@@ -258,10 +262,6 @@ def delivered(experiment: str) -> Callable[[Path], bool]:
         return read_record(attempt / layout.SENT).get("run") in ids or (job_id, code) in codes
 
     return has
-
-
-def _evidence(job_id: str, tags: dict[str, str]) -> tuple[str, str, str]:
-    return job_id, tags.get("code", ""), tags.get("data", "")
 
 
 def _runs(experiment: str) -> list[StoredJob]:
