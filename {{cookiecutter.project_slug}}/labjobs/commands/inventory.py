@@ -283,13 +283,8 @@ class Project:
 
 def print_list(project: Project, as_json: bool, test: bool = False) -> int:
     """Print the jobs, with their validation results or their `test` results; returns 0."""
-    jobs = project.all()
-    rows = [_row(project, job, as_json) for job in jobs]
-    for row in rows:
-        row["result"] = parts_of(row["result"], test)
-        if not test:
-            kept = {k: v for k, v in row["metrics"].items() if not k.startswith("test_")}
-            row["metrics"] = kept
+    jobs = {job.id: job for job in project.all()}
+    rows = [_row(project, job, as_json, test) for job in jobs.values()]
     rows.sort(key=lambda row: (row["ended"], row["id"]))
     if as_json:
         plain = [row | {"ended": _iso(row["ended"])} for row in rows]
@@ -297,50 +292,46 @@ def print_list(project: Project, as_json: bool, test: bool = False) -> int:
         for row in rows:
             if row["problem"]:
                 leave(exit_status.FAILED, f"jobs.py: job {row['id']}: {row['problem']}")
-    elif rows:
-        words = {job.id: job.words for job in jobs}
-        width = max(len(row["result"]) for row in rows)
-        for row in rows:
-            line = f"{row['id']}  {row['state']:11}  {_local(row['ended']):16}  "
-            line = f"{line}{row['result']:{width}}  {words[row['id']]}".rstrip()
-            print(line + (row["about"] and f"  [{row['about']}]"))
-        count = Counter(row["state"] for row in rows)
-        said = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
-        print(f"{counted(len(rows), 'job')}: {said}")
-    else:
-        print("there are no jobs yet")
+        return exit_status.DONE
+    width = max((len(row["result"]) for row in rows), default=0)
+    for row in rows:
+        line = f"{row['id']}  {row['state']:11}  {_local(row['ended']):16}  "
+        line = f"{line}{row['result']:{width}}  {jobs[row['id']].words}".rstrip()
+        print(line + (row["about"] and f"  [{row['about']}]"))
+    count = Counter(row["state"] for row in rows)
+    said = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
+    print(f"{counted(len(rows), 'job')}: {said}" if rows else "there are no jobs yet")
     return exit_status.DONE
 
 
-def _row(project: Project, job: Job, full: bool) -> dict[str, Any]:
+def _row(project: Project, job: Job, full: bool, test: bool) -> dict[str, Any]:
     """What is listed of a job, with `ended` in seconds since 1970; the metrics of the attempt that
     counts only if it is to be `full`, since reading journals takes long."""
     state, about = job.state(project.view)
-    row: dict[str, Any] = {
-        "id": job.id,
-        "state": state,
-        "about": about,
-        "ended": 0.0,
-        "result": "",
-        "metrics": {},
-        "problem": "",
-        "script": job.script,
-        "settings": job.plain,
-        "folder": None,
-    }
     latest = job.latest
     outcome = journal.record_of(latest, layout.OUTCOME) if latest else {}
     finished = outcome.get("status") == "finished"
-    if latest and (state != "finished" or (finished and (not job.folder or job.folder.begun))):
-        row |= {"ended": last_logged(latest), "folder": str(latest)}
-        row["result"] = str(outcome.get("said", "")) if finished else ""
-        if full:
-            attempt = on_disk(latest, None)
-            row |= {key: attempt[key] for key in ("metrics", "problem")}
+    found: dict[str, Any] = {"ended": 0.0, "result": "", "metrics": {}, "problem": ""}
+    here = latest and (state != "finished" or (finished and (not job.folder or job.folder.begun)))
+    if here and latest:
+        found |= on_disk(latest, None) if full else {"ended": last_logged(latest)}
+        found["result"] = str(outcome.get("said", "")) if finished else ""
     elif stored := project.finished_in_store(job):
-        row |= {"ended": stored["ended"] / 1000, "metrics": results(stored)}
-        row["result"] = as_line(row["metrics"])
-    return row
+        found |= {"ended": stored["ended"] / 1000, "metrics": results(stored)}
+        found["result"] = as_line(found["metrics"])
+    metrics = found["metrics"].items()
+    return {
+        "id": job.id,
+        "state": state,
+        "about": about,
+        "ended": found["ended"],
+        "result": parts_of(found["result"], test),
+        "metrics": {k: v for k, v in metrics if test or not k.startswith("test_")},
+        "problem": found["problem"],
+        "script": job.script,
+        "settings": job.plain,
+        "folder": str(latest) if here else None,
+    }
 
 
 # `python jobs.py show JOB`: all there is to know of one job.

@@ -133,10 +133,10 @@ class Queue:
         if status is None:
             return
         self._say(entry, job.ending(status))
-        may_again = not self.status and entry.retries < self._flags.retries
-        again = may_again and job.lacked_memory(status)
+        why = job.failed_by(status)
+        again = why == "memory" and not self.status and entry.retries < self._flags.retries
         entry.retries += again
-        if job.broke_down(status) and not entry.moved:  # twice: it is the job's own mistake
+        if why == "gpu" and not entry.moved:  # twice: it is the job's own mistake
             again = entry.moved = True
             self._leave_gpu(worker)
         self._leave(worker, entry, None if again else status)

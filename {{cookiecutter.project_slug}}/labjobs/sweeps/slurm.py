@@ -202,7 +202,7 @@ def main(folder: Path, first: int, processes: int) -> int:
         if not os.environ.get("OMP_NUM_THREADS"):  # Slurm may not confine jobs to their cores
             cores = int(os.environ["SLURM_CPUS_ON_NODE"])
             os.environ["OMP_NUM_THREADS"] = str(max(1, cores // processes))
-        starter = Starter(folder / "code", (), at_once=1, processes=processes)
+        starter = Starter(folder / "code", 1, processes=processes, warm=False)
         status = _run(job, since, starter, f"{os.environ['SLURMD_NODENAME']} (Slurm {task})", asked)
     if status in [128 + number for number in SIGNALS]:
         try:  # unless Slurm has ended the task, as after scancel

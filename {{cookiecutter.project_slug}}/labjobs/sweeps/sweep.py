@@ -67,9 +67,7 @@ def run(folder: Path, words: list[str]) -> int:
         places = gpus.on_cpu(flags.per_gpu or max(1, most // per_job))
     numbers = [entry.number for entry in left]
     files.write_json(folder / layout.LEFT, {"numbers": numbers, "on_slurm": on_slurm})
-    scripts = {entry.words[0] for entry in left}
-    at_once = min(len(left), len(places))
-    starter = Starter(folder / "code", scripts, at_once, [lock], per_job)
+    starter = Starter(folder / "code", min(len(left), len(places)), [lock], per_job)
     if starter.check(folder):
         return exit_status.WRONG
     since = (folder / layout.CHECKED).stat().st_mtime_ns
@@ -85,7 +83,7 @@ def run(folder: Path, words: list[str]) -> int:
     if not (on_gpus or flags.per_gpu or files.read_json(folder / layout.CHECKED)["on_cpu"]):
         # The jobs take a GPU that nvidia-smi does not know, and all cores.
         places = places[:1]
-        starter = Starter(folder / "code", scripts, 1, [lock], per_job)
+        starter = Starter(folder / "code", 1, [lock], per_job)
     queue = Queue(left, len(entries), places, starter, flags, since)
     queue.run()
     return grid.summary(entries, queue.status)
