@@ -184,13 +184,12 @@ def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
 
 
 def _why_none(experiment: str, script: str, diverged: int) -> str:
-    known = stored_jobs.experiments()
+    known = stored_jobs.experiments(experiment)
     job = "job" if script == DEFAULT else f"job of {script}.py"
     if diverged:
         return f"all {diverged} {job}s in the experiment {experiment!r} diverged; see their log.txt"
     if experiment in known or not known:
         return f"no finished {job} in the experiment {experiment!r} yet"
-    stored_jobs.refuse_deleted(experiment)
     return f"no experiment {experiment!r} in the tracking store; it has {', '.join(known)}"
 
 

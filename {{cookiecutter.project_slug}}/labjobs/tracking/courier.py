@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from labjobs import exit_status, fork_server, layout, locks
-from labjobs.errors import JobError, SettingsError, cause
+from labjobs.errors import JobError, cause
 from labjobs.files import CODE, read_record, write_record
 from labjobs.job import attempts, data_evidence, journal
 from labjobs.job.journal import Damaged
@@ -55,7 +55,7 @@ class Courier:
     another folder."""
 
     def __init__(self) -> None:
-        self._folder = Path()
+        self._folder: Path | None = None
         self.displaced = False
         self._start()
 
@@ -70,7 +70,8 @@ class Courier:
         none. A courier that needs longer than these seconds continues on its own.
         """
         code = self._wait(seconds)
-        if code is not None and code < 0:  # it was killed: another one does its work
+        lost = code is not None and code <= 0 and self._folder and not delivered(self._folder)
+        if lost and self._folder:  # it was killed: another one does the rest
             self._start()
             self.carry(self._folder)
             code = self._wait(seconds)
@@ -107,9 +108,9 @@ class Courier:
 # The courier's own process: it delivers one journal until the job has ended.
 
 
-def main() -> None:
-    """Deliver the journal in the folder that the pipe's first line names."""
-    trainer = Trainer(int(sys.argv[1]))
+def main(trainer: int) -> None:
+    """Deliver the journal in the folder that the pipe's first line names, of the process with this
+    id."""
     with suppress(Exception):  # an unavailable store is reported later, if it still is
         prepare()
     gc.freeze()  # skips a last garbage collection, which took a second
@@ -119,48 +120,23 @@ def main() -> None:
     folder = Path(json.loads(line))
     try:
         with turn(folder) as next_waits:
-            carry(folder, trainer.has_ended, next_waits, Meter(folder, trainer.pid))
+            carry(folder, next_waits, Meter(folder, trainer))
     except Elsewhere as error:
-        trainer.interrupt()
+        if not _has_ended(folder, 0):
+            os.kill(trainer, signal.SIGTERM)
         print(error, file=sys.stderr)
         sys.exit(exit_status.ELSEWHERE)
     except (OSError, Damaged) as error:  # of the job's own files
         sys.exit(cause(error))
 
 
-class Trainer:
-    """The process that trains, seen from its courier, which reads from its pipe.
-
-    The pipe can stay open after the trainer's end, in the processes of a loader. The courier is a
-    child of the trainer or, in a sweep, of a server; a pidfd works for both, where the system has
-    them.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._over = False
-        self._end: int | None = None
-        try:
-            self._end = os.pidfd_open(pid)
-        except (AttributeError, OSError):  # this system has no pidfds, or it has ended
-            self._over = os.getppid() != pid
-
-    def has_ended(self, seconds: float) -> bool:
-        """Wait up to this many seconds for its end; return whether it has ended."""
-        if self._over:
-            time.sleep(seconds)
-            return True
-        files = [sys.stdin.fileno(), *([] if self._end is None else [self._end])]
-        self._over = bool(select.select(files, [], [], seconds)[0])
-        return self._over or (self._end is None and os.getppid() != self.pid)
-
-    def interrupt(self) -> None:
-        """Send it TERM, if it is still running."""
-        with suppress(ProcessLookupError):
-            if self._end is not None:
-                signal.pidfd_send_signal(self._end, signal.SIGTERM)
-            elif os.getppid() == self.pid:
-                os.kill(self.pid, signal.SIGTERM)
+def _has_ended(folder: Path, seconds: float) -> bool:
+    """Wait up to this many seconds for the trainer's end; return whether it has ended. Then its
+    pipe is closed, unless processes of a loader have it, and its lock is free."""
+    if select.select([sys.stdin], [], [], seconds)[0]:
+        return True
+    lock = folder / layout.LOCK
+    return lock.exists() and not locks.held(lock)
 
 
 @contextmanager
@@ -183,28 +159,22 @@ DELIVERY = 120.0
 """Seconds that a courier keeps trying after its job has ended."""
 
 
-def carry(
-    folder: Path,
-    job_ended: Callable[[float], bool],
-    next_waits: Callable[[], bool],
-    meter: Meter,
-) -> None:
+def carry(folder: Path, next_waits: Callable[[], bool], meter: Meter) -> None:
     """Deliver until the job has ended and everything is sent, or until the job's next courier can
-    take over.
-
-    `job_ended` waits up to the given number of seconds for the end. Raises Elsewhere if the job
-    belongs to another process, and Damaged.
+    take over. Raises Elsewhere if the job belongs to another process, and Damaged.
     """
     delivery = Delivery(folder)
     pause, over, said = 0.0, False, ""
     while True:
-        meter.look(delivery.on_gpu)
-        gone = job_ended(pause)  # asked first, so that everything that the job wrote is read
-        delivery.read()
-        if not over and (gone or delivery.status):
-            over = True
-            meter.look(delivery.on_gpu, ended=True)
-            signal.setitimer(signal.ITIMER_REAL, DELIVERY)  # ends this process
+        if over:
+            time.sleep(pause)
+        else:
+            gone = _has_ended(folder, pause)  # asked first, so that everything it wrote is read
+            delivery.read()
+            over = gone or bool(delivery.status)
+            meter.look(delivery.on_gpu, ended=over)
+            if over:
+                signal.setitimer(signal.ITIMER_REAL, DELIVERY)  # ends this process
         try:
             delivery.send(over)
             problem, pause = "", INTERVAL
@@ -332,13 +302,8 @@ def delivered(folder: Path) -> bool:
 
 def sync(runs_root: Path, stored: Callable[[Path], bool] = lambda attempt: True) -> int:
     """Send the missing results of every job that is not running; return the exit status. `stored`
-    says whether the store still has an attempt that was sent. Raises SettingsError if there is no
-    such folder, or the store's address is not valid.
-    """
-    mlflow_client.check()
-    if not runs_root.expanduser().is_dir():
-        raise SettingsError(f"--runs-root: there is no folder {runs_root}")
-    folders = [file.parent for file in sorted(runs_root.expanduser().glob(f"*/*/{layout.JOURNAL}"))]
+    says whether the store still has an attempt that was sent."""
+    folders = [file.parent for file in sorted(runs_root.glob(f"*/*/{layout.JOURNAL}"))]
     left = [folder for folder in folders if not (delivered(folder) and stored(folder))]
     left = [folder for folder in left if not locks.held(folder / layout.LOCK)]
     sent = 0
@@ -376,4 +341,4 @@ def _send(folder: Path) -> None:
 
 if __name__ == "__main__":
     os.nice(5)  # training goes first
-    main()
+    main(int(sys.argv[1]))

@@ -1,11 +1,9 @@
-"""What the tracking store holds about jobs: which are finished, diverged or being trained, their
-values and files.
+"""What the tracking store holds about jobs: their states, values and files.
 
-A finished job is an active run with the tag `job_id`, the status FINISHED and the mark `finished`,
-which its courier writes last, because the status alone is not reliable. One that diverged has the
-status FAILED and the mark `diverged`. A lease is a run that is being written. A sqlite store is
-queried by SQL: thousands of jobs take milliseconds, while importing MLflow takes 2 s. Any other is
-asked through MLflow's client. All functions raise ConnectionError when the store cannot be read.
+A job is an active run with the tag `job_id`. If it has finished, it has the mark `finished`, which
+its courier writes last, because MLflow's status alone is not reliable. A sqlite store is queried by
+SQL: thousands of jobs take milliseconds, while importing MLflow takes 2 s. Any other is asked
+through MLflow's client. All functions raise ConnectionError when the store cannot be read.
 """
 
 import json
@@ -47,14 +45,11 @@ RUNS = """
 SELECT run_uuid, status, start_time, end_time FROM runs JOIN experiments USING (experiment_id)
 WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active'
 """
-OWNERS = f"""
-SELECT experiments.name, tags.value FROM experiments
+EXPERIMENTS = f"""
+SELECT name, lifecycle_stage, experiments.experiment_id, tags.value FROM experiments
 LEFT JOIN experiment_tags AS tags
     ON tags.experiment_id = experiments.experiment_id AND tags.key = '{PROJECT_ID}'
-WHERE experiments.lifecycle_stage = 'active' ORDER BY experiments.name
-"""
-DELETED = """
-SELECT experiment_id FROM experiments WHERE name = :experiment AND lifecycle_stage = 'deleted'
+ORDER BY name
 """
 THESE = "run_uuid IN (SELECT value FROM json_each(:runs))"
 TAGS = f"SELECT run_uuid, key, value FROM tags WHERE {THESE}"
@@ -71,9 +66,6 @@ ORDER BY run_uuid, step, timestamp
 
 AT_ONCE = 8
 """Number of histories that are requested from a server at a time."""
-
-
-# The runs of jobs: the same, whether a database or a server is asked.
 
 
 class StoredJob(TypedDict):
@@ -200,7 +192,7 @@ def asked() -> Iterator["MlflowClient"]:
         raise ConnectionError(f"{AWAY}: {mlflow_client.reason(error)}") from error
 
 
-# What a job or a sweep asks before it begins: which jobs have ended, and which are being trained.
+# What a job or a sweep asks before it begins.
 
 
 class Known:
@@ -289,34 +281,27 @@ def _by_other_process(experiment: str) -> list[StoredJob]:
     return found
 
 
-def main(experiment: str) -> None:
-    """Print the runs, as the other process."""
-    settle(experiment)
-    nothing: dict[str, Any] = {"params": {}, "metrics": {}}
-    print(json.dumps([job | nothing for job in _by_client(experiment)]))
-
-
 # Which experiments there are, and whose they are.
 
 
-def experiments() -> dict[str, str | None]:
-    """Return the ids of the projects that the store's experiments belong to, by name."""
+def experiments(wanted: str = "") -> dict[str, str | None]:
+    """Return the ids of the projects that the store's experiments belong to, by name. Raises
+    SettingsError if the one that is wanted has been deleted."""
     if path := sqlite_path():
-        return dict(select(path, OWNERS))
-    with asked() as client:
-        return {each.name: each.tags.get(PROJECT_ID) for each in client.search_experiments()}
-
-
-def refuse_deleted(experiment: str) -> None:
-    """Raise SettingsError if the experiment has been deleted in the store."""
-    if path := sqlite_path():
-        found = [str(number) for (number,) in select(path, DELETED, experiment=experiment)]
+        found = select(path, EXPERIMENTS)
     else:
         with asked() as client:
-            named = client.get_experiment_by_name(experiment)
-        found = [named.experiment_id] if named and named.lifecycle_stage == "deleted" else []
-    for number in found:
-        raise was_deleted(experiment, number)
+            from mlflow.entities import ViewType
+
+            every = client.search_experiments(ViewType.ALL)
+        found = [
+            (each.name, each.lifecycle_stage, each.experiment_id, each.tags.get(PROJECT_ID))
+            for each in every
+        ]
+    for name, stage, number, _ in found:
+        if name == wanted and stage == "deleted":
+            raise was_deleted(name, str(number))
+    return {name: owner for name, stage, _, owner in found if stage == "active"}
 
 
 def settle(experiment: str) -> None:
@@ -324,11 +309,9 @@ def settle(experiment: str) -> None:
 
     Raises SettingsError if it was deleted or belongs to another project.
     """
-    own, owners = identity.existing_id() or "none", experiments()
+    own, owners = identity.existing_id() or "none", experiments(experiment)
     if (owner := owners.get(experiment, own)) not in (own, None):
         raise belongs_to_another(experiment, str(owner))
-    if experiment not in owners:
-        refuse_deleted(experiment)
     if experiment not in owners and own in owners.values():
         rename = "from labjobs.tracking.mlflow_client import prepare; prepare()"
         subprocess.run([sys.executable, "-c", rename], cwd=CODE)
@@ -466,9 +449,11 @@ def fresh_value(text: str) -> Any:
     return text
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # the other process
     try:
-        main(sys.argv[1])
+        settle(sys.argv[1])
+        nothing: dict[str, Any] = {"params": {}, "metrics": {}}
+        print(json.dumps([job | nothing for job in _by_client(sys.argv[1])]))
     except SettingsError as problem:
         print(problem, file=sys.stderr)
         sys.exit(exit_status.WRONG)
