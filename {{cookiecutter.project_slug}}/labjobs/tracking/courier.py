@@ -69,11 +69,11 @@ class Courier:
         """Wait until everything is delivered; return the problem in one line, empty if there is
         none. A courier that needs longer than these seconds continues on its own.
         """
-        code = self._wait(seconds)
-        lost = code is not None and code <= 0 and self._folder and not delivered(self._folder)
-        if lost and self._folder:  # it was killed: another one does the rest
+        code, folder = self._wait(seconds), self._folder
+        early = code == 0 and folder and not delivered(folder)
+        if folder and code is not None and (early or code < 0):  # another one does its work
             self._start()
-            self.carry(self._folder)
+            self.carry(folder)
             code = self._wait(seconds)
         self.displaced = code == exit_status.ELSEWHERE
         self._errors.seek(0)
