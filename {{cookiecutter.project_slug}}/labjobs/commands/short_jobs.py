@@ -173,7 +173,7 @@ class Trials:
         kind, _, number = device.partition(":")
         named = number or (None if kind == "auto" else "0")
         on_gpus = gpus.on_gpus(named) if kind in ("auto", "cuda") else []
-        self._gpus = on_gpus or gpus.on_cpu(1)
+        self._gpus = on_gpus or [Gpu({})]
         self._begun: set[str] = set()
         self.jobs: dict[str, JobFolder[Any]] = {}
         """The jobs that have measured something, by id."""

@@ -64,7 +64,7 @@ def run(folder: Path, words: list[str]) -> int:
     on_gpus = bool(places)
     if not places:
         most = min(gpus.at_once(entry.job.runtime.threads) for entry in left)
-        places = gpus.on_cpu(flags.per_gpu or max(1, most // per_job))
+        places = [gpus.Gpu({}) for _ in range(flags.per_gpu or max(1, most // per_job))]
     numbers = [entry.number for entry in left]
     files.write_json(folder / layout.LEFT, {"numbers": numbers, "on_slurm": on_slurm})
     starter = Starter(folder / "code", min(len(left), len(places)), [lock], per_job)

@@ -9,15 +9,14 @@ rest.
 import gc
 import json
 import os
-import platform
 import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from labjobs import exit_status, fork_server, layout, locks
@@ -119,8 +118,8 @@ def main(trainer: int) -> None:
         return  # the job ended before it began
     folder = Path(json.loads(line))
     try:
-        with turn(folder) as next_waits:
-            carry(folder, next_waits, Meter(folder, trainer))
+        with locks.waiting(folder / layout.COURIER_LOCK):  # for the courier of an earlier attempt
+            carry(folder, Meter(folder, trainer))
     except Elsewhere as error:
         if not _has_ended(folder, 0):
             os.kill(trainer, signal.SIGTERM)
@@ -139,16 +138,6 @@ def _has_ended(folder: Path, seconds: float) -> bool:
     return lock.exists() and not locks.held(lock)
 
 
-@contextmanager
-def turn(folder: Path) -> Iterator[Callable[[], bool]]:
-    """Become the only courier of a job, after the courier of an earlier attempt has ended. Yields a
-    function that says whether another courier is waiting.
-    """
-    path, me = folder / layout.COURIER_LOCK, f"{platform.node()} {os.getpid()}".encode()
-    with locks.waiting(path, note=me.decode()) as file:
-        yield lambda: os.pread(file.fileno(), 512, 0) != me
-
-
 INTERVAL = 1.0
 """Seconds between two checks of the journal."""
 
@@ -159,10 +148,9 @@ DELIVERY = 120.0
 """Seconds that a courier keeps trying after its job has ended."""
 
 
-def carry(folder: Path, next_waits: Callable[[], bool], meter: Meter) -> None:
-    """Deliver until the job has ended and everything is sent, or until the job's next courier can
-    take over. Raises Elsewhere if the job belongs to another process, and Damaged.
-    """
+def carry(folder: Path, meter: Meter) -> None:
+    """Deliver until the job has ended and everything is sent. Raises Elsewhere if the job belongs
+    to another process, and Damaged."""
     delivery = Delivery(folder)
     pause, over, said = 0.0, False, ""
     while True:
@@ -177,16 +165,14 @@ def carry(folder: Path, next_waits: Callable[[], bool], meter: Meter) -> None:
                 signal.setitimer(signal.ITIMER_REAL, DELIVERY)  # ends this process
         try:
             delivery.send(over)
-            problem, pause = "", INTERVAL
             if over:
-                break
+                return
+            problem, pause = "", INTERVAL
         except (Elsewhere, Damaged):
             raise
         except Exception as error:  # whatever a store raises
             problem = reason(error)
             pause = INTERVAL if over else min(LONGEST, 2 * pause + INTERVAL)
-            if over and next_waits():
-                return
             if problem != said:
                 print(problem, file=sys.stderr, flush=True)
         said = problem
@@ -330,7 +316,7 @@ def _send(folder: Path) -> None:
             if not lock:
                 raise JobError("is running and uploads its results itself")
             held.enter_context(lock)
-            held.enter_context(turn(folder))
+            held.enter_context(locks.waiting(folder / layout.COURIER_LOCK))
             delivery = Delivery(folder)
         except (OSError, Damaged) as error:
             raise JobError(f"cannot be sent: {cause(error)}") from error
