@@ -177,7 +177,10 @@ def accept(project: Project, because: str, verify: bool) -> int:
     ]
     for part in sorted({part for job in accepted for part in own[job]}):
         of = [job for job in accepted if part in own[job]]
-        how = _how([proof[job][job] for job in of if job in proof[job]], len(of))
+        ways = [proof[job][job] for job in of if job in proof[job]]
+        count = f"{len(ways)} " if len(ways) < len(of) else ""
+        replayed = f"{count}replayed {', '.join(sorted({*ways}))} with the same bits"
+        how = replayed if ways else "not verified"
         print(f"accepted: {code_evidence.in_python(part)}, of {counted(len(of), 'job')} ({how})")
     if accepted:
         count = counted(len(accepted), "job")
@@ -241,8 +244,6 @@ FIRST = 100
 SHORT = 300.0
 """Seconds of training up to which a job is replayed to its end, test results included."""
 
-TO_THE_END = "to its end"
-
 COMPARED = ("train_", "val_", "test_", "best_", "lr")
 """Beginnings of the names of metrics that are compared."""
 
@@ -281,16 +282,6 @@ def _settings_read(job: JobFolder[Any]) -> dict[str, Any]:
     return settings if words & INDIRECT else {k: v for k, v in settings.items() if k in words}
 
 
-def _how(replayed: Sequence[str], of: int) -> str:
-    """How jobs were verified, of which these were replayed."""
-    if not replayed:
-        return "not verified"
-    count = "" if len(replayed) == of else f"{len(replayed)} "
-    short = [how for how in replayed if how != TO_THE_END]
-    rest = f"; {counted(len(short), 'job')} without test results: {short[0]}" if short else ""
-    return f"{count}replayed with the same bits{rest}"
-
-
 def _verified(job: JobFolder[Any], alike: int) -> str:
     """How far a job was replayed with the same bits; empty if they are others, or if it cannot be
     replayed: then nothing is accepted of the jobs, as many as are `alike`, that have its code."""
@@ -298,15 +289,11 @@ def _verified(job: JobFolder[Any], alike: int) -> str:
     try:
         assert job.latest
         before = Recorded(job.latest)
-        evaluated = [
-            (line["step"], line["metrics"]["elapsed_seconds"])
-            for line in before.lines
-            if "elapsed_seconds" in line.get("metrics", {})
-        ]
-        short = all(seconds <= SHORT for _, seconds in evaluated)
+        lines = [line for line in before.lines if "elapsed_seconds" in line.get("metrics", {})]
+        short = all(line["metrics"]["elapsed_seconds"] <= SHORT for line in lines)
         whole = short and attempts.status_of(job.latest) == "finished"
-        until = None if whole else evaluated[0][0] if evaluated else FIRST
-        how = TO_THE_END if whole else f"up to step {until}"
+        until = None if whole else lines[0]["step"] if lines else FIRST
+        how = "to its end" if whole else f"up to step {until}"
         print(f"replaying job {job.id} {how}: {job.name}", flush=True)
         problem = _first_difference(job, before, until)
     except (JobError, OSError) as error:
