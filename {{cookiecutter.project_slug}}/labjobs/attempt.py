@@ -137,7 +137,7 @@ class Attempt(Generic[S]):
         line = f"already finished: {said}"
         if known.has(folder, "finished") and not folder.redone:
             self._leave(exit_status.DONE, line + self._unchecked())
-        self._leave_if_stale(known.has_finished(folder))
+        self._leave_if_stale(bool(known.of(folder.id, "finished")))
         elsewhere = not folder.latest and known.has(folder, "diverged")
         if last.get("status") == "diverged" or elsewhere:
             line = f"diverged before: {last.get('said', 'see MLflow')}; --force starts it over"

@@ -418,7 +418,7 @@ def sync(runs_root: Path) -> int:
     """Send the results of the jobs on this disk that the store lacks, whatever was sent before: it
     may be another one by now, a backup, or someone has deleted runs. Returns the exit status."""
     try:
-        stored = stored_jobs.delivered(experiment_name())
+        known = stored_jobs.known(experiment_name())
     except ConnectionError as error:
         return leave(exit_status.NOT_UPLOADED, f"{error}; python jobs.py sync sends what is left")
-    return courier.sync(runs_root, stored)
+    return courier.sync(runs_root, known.holds)

@@ -83,7 +83,7 @@ class View:
         if not latest and not job.runtime.force:
             if self._known.has(job, "diverged"):
                 return State("diverged", "in another folder")
-            if self._known.has_finished(job):
+            if self._known.of(job.id, "finished"):
                 return State("stale", "in another folder")
         return State("pending") if job.runtime.force else self._by_folder(job)
 

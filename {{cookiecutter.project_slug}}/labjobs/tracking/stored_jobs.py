@@ -11,7 +11,7 @@ import math
 import subprocess
 import sys
 from ast import literal_eval
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
@@ -92,26 +92,16 @@ OVER = ("finished", "diverged")
 def _job(
     run: str, status: str, started: int, ended: int | None, tags: dict[str, str]
 ) -> StoredJob:
-    diverged = status == "FAILED" and tags.get("diverged") == "true"
     state = "failed" if status == "FAILED" else "paused or interrupted"
-    if diverged:
+    if status == "FAILED" and tags.get("diverged") == "true":
         state = "diverged"
     elif status == "FINISHED" and tags.get("finished") == "true":
         state = "finished"
     elif fresh(status, tags.get("heartbeat", "")):
         state = "running"
-    return {
-        "job_id": tags["job_id"],
-        "run_id": run,
-        "status": status,
-        "state": state,
-        "diverged": diverged,
-        "started": started,
-        "ended": ended or 0,
-        "params": {},
-        "metrics": {},
-        "tags": tags,
-    }
+    about: Any = {"job_id": tags["job_id"], "run_id": run, "status": status, "state": state}
+    about |= {"diverged": state == "diverged", "started": started, "ended": ended or 0}
+    return StoredJob(**about, params={}, metrics={}, tags=tags)
 
 
 def jobs(experiment: str) -> list[StoredJob]:
@@ -196,34 +186,45 @@ def asked() -> Iterator["MlflowClient"]:
 
 
 class Known:
-    """The attempts that the store knows of jobs; none, if it is not available."""
+    """The runs of jobs in the store, by job id; none, if it is not available."""
 
     def __init__(self, runs: Iterable[StoredJob] = ()) -> None:
-        self._attempts: dict[tuple[str, str], list[StoredJob]] = {}
+        self.runs: dict[str, list[StoredJob]] = {}
         for run in runs:
-            self._attempts.setdefault((run["job_id"], run["state"]), []).append(run)
+            self.runs.setdefault(run["job_id"], []).append(run)
+
+    def of(self, job: str, *states: str) -> list[StoredJob]:
+        """Return the runs of a job that are in one of some states, with any code and data."""
+        return [run for run in self.runs.get(job, []) if run["state"] in states]
 
     def has(self, job: JobFolder[Any], state: str) -> bool:
-        """Return whether an attempt at a job with the present code and data is in a state."""
-        return any(fits(job, each) for each in self._attempts.get((job.id, state), []))
-
-    def has_finished(self, job: JobFolder[Any]) -> bool:
-        """Return whether a job has finished, with any code and data."""
-        return (job.id, "finished") in self._attempts
+        """Return whether a job is in a state with its present code and data."""
+        return any(fits(job, run) for run in self.of(job.id, state))
 
     def host(self, job: JobFolder[Any], owner: str) -> str:
-        """Return where a job is being trained with the present code by another than the owner of an
+        """Return where a job is being trained with its present code by another than the owner of an
         attempt; empty if it is not."""
-        for each in self._attempts.get((job.id, "running"), []):
-            tags = each["tags"]
+        for run in self.of(job.id, "running"):
+            tags = run["tags"]
             if tags.get("owner") != owner and code_evidence.fits(tags.get("code", ""), job.code):
                 return tags.get("host", "another machine")
         return ""
 
+    def holds(self, attempt: Path) -> bool:
+        """Return whether an attempt on this disk has its run or, if there are several folders of
+        runs, another one that stands for it."""
+        job, code = attempt.parent.name, code_evidence.digest(attempt)
+        over = [run["tags"] for run in self.of(job, *OVER) if run["tags"].get("code", "") == code]
+        if attempts.status_of(attempt) in OVER:
+            return data_evidence.digest(attempt) in {tags.get("data", "") for tags in over}
+        sent = read_record(attempt / layout.SENT).get("run")
+        ended = {run["run_id"] for run in self.runs.get(job, []) if run["status"] != "RUNNING"}
+        return bool(over) or sent in ended
 
-def fits(job: JobFolder[Any], attempt: StoredJob) -> bool:
-    """Return whether an attempt in the store has the present code and data of a job."""
-    return job.fits(attempt["tags"].get("code", ""), attempt["tags"].get("data", ""))
+
+def fits(job: JobFolder[Any], run: StoredJob) -> bool:
+    """Return whether a run has the present code and data of a job."""
+    return job.fits(run["tags"].get("code", ""), run["tags"].get("data", ""))
 
 
 def known(experiment: str) -> Known:
@@ -232,36 +233,11 @@ def known(experiment: str) -> Known:
     goes on to train. Raises SettingsError if the store's address is not valid, or if the experiment
     belongs to another project.
     """
-    return Known(_runs(experiment))
-
-
-def delivered(experiment: str) -> Callable[[Path], bool]:
-    """Return a function that says whether the store has an attempt: its own run or, if there are
-    several folders of runs, another one of the same job that stands for it. Raises like `known`."""
-    runs = _runs(experiment)
-    ids = {run["run_id"] for run in runs if run["status"] != "RUNNING"}
-    over = {
-        (run["job_id"], run["tags"].get("code", ""), run["tags"].get("data", ""))
-        for run in runs
-        if run["state"] in OVER
-    }
-    codes = {(job_id, code) for job_id, code, _ in over}
-
-    def has(attempt: Path) -> bool:
-        job_id, code = attempt.parent.name, code_evidence.digest(attempt)
-        if attempts.status_of(attempt) in OVER:
-            return (job_id, code, data_evidence.digest(attempt)) in over
-        return read_record(attempt / layout.SENT).get("run") in ids or (job_id, code) in codes
-
-    return has
-
-
-def _runs(experiment: str) -> list[StoredJob]:
     mlflow_client.check()
     if path := sqlite_path():
         settle(experiment)
-        return _by_sql(path, experiment, FEW_TAGS)
-    return _by_other_process(experiment)
+        return Known(_by_sql(path, experiment, FEW_TAGS))
+    return Known(_by_other_process(experiment))
 
 
 def _by_other_process(experiment: str) -> list[StoredJob]:
