@@ -132,9 +132,8 @@ class Attempt(Generic[S]):
         """End the process if the job needs no attempt, or may not have one."""
         folder = self._folder
         last = {} if folder.change else folder.outcome()
-        here = last if last.get("status") == "finished" else {}
-        said = self._results(here["said"]) if "said" in here else "see MLflow"
-        line = f"already finished: {said}"
+        here = last.get("status") == "finished"
+        line = f"already finished: {self._results(last['said']) if here else 'see MLflow'}"
         if known.has(folder, "finished") and not folder.redone:
             self._leave(exit_status.DONE, line + self._unchecked())
         self._leave_if_stale(bool(known.of(folder.id, "finished")))

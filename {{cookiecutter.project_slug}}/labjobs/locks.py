@@ -85,9 +85,9 @@ def held(path: Path) -> bool:
 
 
 @contextmanager
-def waiting(path: Path) -> Iterator[TextIO]:
-    """The file, locked, once all others that have or wait for the lock are done."""
-    with os.fdopen(opened(path), "r+", encoding="utf-8") as file:
+def waiting(path: Path) -> Iterator[None]:
+    """Hold a file's lock, once all others that have or wait for it are done."""
+    with os.fdopen(opened(path), "r+") as file:
         with explained(path):
             fcntl.lockf(file, fcntl.LOCK_EX)
-        yield file
+        yield

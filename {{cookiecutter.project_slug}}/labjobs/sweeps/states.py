@@ -68,24 +68,17 @@ class View:
 
     def state(self, job: JobFolder[Any]) -> State:
         """Return the state of a job."""
-        if (
-            self._known.has(job, "finished") and not job.runtime.force and not job.redone
-        ):
+        counts = not job.runtime.force
+        if counts and self._known.has(job, "finished") and not job.redone:
             return State("finished")
-        latest = job.latest
-        for folder in (job.path, latest or job.path):  # it may have only just begun
+        for folder in (job.path, job.latest or job.path):  # it may have only just begun
             if locks.held(folder / layout.LOCK):
                 return State("running", progress(folder))
         if host := self._known.host(job, owner_of(job.path)):
             return State("running", f"on {host}")
         if queued := self.queued.get(job.id):
             return State("queued", f"Slurm {queued}")
-        if not latest and not job.runtime.force:
-            if self._known.has(job, "diverged"):
-                return State("diverged", "in another folder")
-            if self._known.of(job.id, "finished"):
-                return State("stale", "in another folder")
-        return State("pending") if job.runtime.force else self._by_folder(job)
+        return self._by_folder(job) if counts else State("pending")
 
     def warn(self) -> None:
         """Print the problems in asking the store or Slurm."""
@@ -93,10 +86,12 @@ class View:
             leave(exit_status.FAILED, f"run.sh: {problem}")
 
     def _by_folder(self, job: JobFolder[Any]) -> State:
-        """The state of a job that no process trains and that is not in the store, from its
-        folder."""
+        """The state of a job that no process trains and that the store does not have."""
         if not job.latest:
-            return State("pending")
+            if self._known.has(job, "diverged"):
+                return State("diverged", "in another folder")
+            stored = self._known.of(job.id, "finished")
+            return State("stale", "in another folder") if stored else State("pending")
         outcome, change = job.outcome(), job.change
         status, said = outcome.get("status"), str(outcome.get("said", ""))
         if change:
@@ -137,7 +132,12 @@ def show(jobs: Sequence[JobFolder[Any]], brief: bool = False, as_json: bool = Fa
     states = {job: view.state(job) for job in {job.id: job for job in jobs}.values()}
     count = Counter(state.word for state in states.values())
     if as_json:
-        print(json.dumps([_row(job, state) for job, state in states.items()], indent=2))
+        rows = [
+            {"id": job.id, "state": word, "about": about, "folder": str(job.path)}
+            | {"code": job.code.digest, "script": job.script, "settings": identity(job.settings)}
+            for job, (word, about) in states.items()
+        ]
+        print(json.dumps(rows, indent=2))
     else:
         for job, (word, about) in states.items():
             if not brief or word in {"running", "failed", "diverged"}:
@@ -147,12 +147,6 @@ def show(jobs: Sequence[JobFolder[Any]], brief: bool = False, as_json: bool = Fa
     sys.stdout.flush()
     view.warn()
     return count.keys()
-
-
-def _row(job: JobFolder[Any], state: State) -> dict[str, Any]:
-    row = {"id": job.id, "state": state.word, "about": state.about, "folder": str(job.path)}
-    row |= {"code": job.code.digest, "script": job.script}
-    return row | {"settings": identity(job.settings)}
 
 
 def watch(jobs: Sequence[JobFolder[Any]]) -> None:
