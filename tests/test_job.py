@@ -115,7 +115,7 @@ def test_wrong_settings_are_one_line_and_leave_nothing(project, flags, said):
         ("sqlite:/tmp/x.db", "must be sqlite:///"),
         ("sqlite:////tmp", "must be the path of a file"),
         ("sqlite:////tmp/:memory:", "must be the path of a file"),
-        ("sqlite:////tmp/x.db?mode=ro", "may have ?timeout=SECONDS"),
+        ("sqlite:////tmp/x.db?mode=ro", "may have only ?timeout=SECONDS"),
         ("sqlite:////tmp/x.db ", "a space at its end"),
         ("http://127.0.0.1:9\t", "has a line break"),
     ],

@@ -156,7 +156,9 @@ def test_what_is_verified_gives_the_same_bits_and_what_does_not_is_not_accepted(
     assert not (project.root / "accepted.json").exists()
     project.edit("models.py", OTHER[1], SAME[1])
     accepted = succeeded(project.do(*accept))
-    assert "accepted: models.MLP, of 1 job (replayed to its end with the same bits)" in accepted.stdout
+    assert (
+        "accepted: models.MLP, of 1 job (replayed to its end with the same bits)" in accepted.stdout
+    )
     done = project.run(*SHORT)
     assert (done.returncode, "already finished" in done.stdout) == (0, True)
 

@@ -1,9 +1,10 @@
-"""The courier: a separate process that copies a job's journal to the tracking store. Only the courier
-imports MLflow. In the training process, MLflow's threads would compete with the loop for the interpreter's lock, and
-importing it would nearly double the time to start. So the job starts the courier before it imports
-torch, and passes it the job's folder through a pipe. While the store is unavailable, the courier
-keeps trying as long as the job runs and for DELIVERY more seconds. The job's next courier sends the
-rest.
+"""The courier: a separate process that copies a job's journal to the tracking store.
+
+Only the courier imports MLflow. In the training process, MLflow's threads would compete with the
+loop for the interpreter's lock, and importing it would nearly double the time to start. So the job
+starts the courier before it imports torch, and passes it the job's folder through a pipe. While the
+store is unavailable, the courier keeps trying as long as the job runs and for DELIVERY more
+seconds. The job's next courier sends the rest.
 """
 
 import gc

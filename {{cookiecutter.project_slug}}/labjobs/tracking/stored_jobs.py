@@ -89,9 +89,7 @@ class StoredJob(TypedDict):
 OVER = ("finished", "diverged")
 
 
-def _job(
-    run: str, status: str, started: int, ended: int | None, tags: dict[str, str]
-) -> StoredJob:
+def _job(run: str, status: str, started: int, ended: int | None, tags: dict[str, str]) -> StoredJob:
     state = "failed" if status == "FAILED" else "paused or interrupted"
     if status == "FAILED" and tags.get("diverged") == "true":
         state = "diverged"
@@ -99,9 +97,18 @@ def _job(
         state = "finished"
     elif fresh(status, tags.get("heartbeat", "")):
         state = "running"
-    about: Any = {"job_id": tags["job_id"], "run_id": run, "status": status, "state": state}
-    about |= {"diverged": state == "diverged", "started": started, "ended": ended or 0}
-    return StoredJob(**about, params={}, metrics={}, tags=tags)
+    return {
+        "job_id": tags["job_id"],
+        "run_id": run,
+        "status": status,
+        "state": state,
+        "diverged": state == "diverged",
+        "started": started,
+        "ended": ended or 0,
+        "params": {},
+        "metrics": {},
+        "tags": tags,
+    }
 
 
 def jobs(experiment: str) -> list[StoredJob]:
