@@ -81,9 +81,7 @@ def check() -> None:
     elif path and (path.is_dir() or path.name == ":memory:"):
         wrong = "must be the path of a file"
     elif path and options and not re.fullmatch(r"timeout=\d+(\.\d+)?", options):
-        wrong = (
-            "may have ?timeout=SECONDS after the path, and nothing else; write %3F for a ? in it"
-        )
+        wrong = "may have only ?timeout=SECONDS after the path; write %3F for a ? in it"
     elif not path and uri.startswith("sqlite"):
         wrong = f"must be {SQLITE} and the path of a file"
     elif re.split("[:+]", uri)[0] not in KINDS:
