@@ -8,7 +8,6 @@ made of. What answers for jobs imports no torch, so that it answers at once.
     replay      an attempt that runs again, for accept --verify and `repeat`: are the results the
                 same?
     repeat      `repeat`: jobs once more from their stored code
-    pages       `docs`: pages about the engine
     find        `find`: a learning rate, a batch size, a number of loader processes
     short_jobs  the jobs that it runs
     export      `export-model`: a folder with the network, as torch.export writes it

@@ -78,19 +78,16 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
 
 def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
     """Return an attempt that is only in the store."""
-    return {
+    return dict.fromkeys(("said", "data_root", "problem"), "") | {
         "state": stored["state"],
         "change": "" if job and stored_jobs.fits(job, stored) else "in another folder",
         "ended": stored["ended"] / 1000,
         "code": stored["tags"].get("code", ""),
-        "said": "",
         "tags": stored["tags"],
         "metrics": results(stored),
         "cost": {key: stored["metrics"][key] for key in costs.NAMES if key in stored["metrics"]},
-        "data_root": "",
         "folder": None,
         "run_id": stored["run_id"],
-        "problem": "",
     }
 
 
@@ -390,14 +387,10 @@ def _print_attempt(attempt: Attempt) -> None:
     commit = tags.get("commit", "")
     if commit not in ("", "none") and tags.get("dirty") == "true":
         commit += ", with changes"
-    metrics: dict[str, dict[str, float]] = {"test": {}, "validation": {}, "result": {}}
-    for key, value in attempt["metrics"].items():
-        part = {"test": "test", "best": "validation"}.get(key.split("_")[0], "result")
-        metrics[part][key] = value
     lines = {
         "until" if attempt["state"] == "running" else "ended": _local(attempt["ended"]),
         "said": "" if attempt["state"] == "finished" else attempt["said"],
-        **{part: as_line(found) for part, found in metrics.items()},
+        "results": as_line(attempt["metrics"]),
         "cost": as_line(attempt["cost"]),
         **{key: tags.get(key, "") for key in ("inputs", "host", "device", "processes")},
         "commit": commit,
