@@ -95,11 +95,8 @@ class Attempt(Generic[S]):
     def _begin(self) -> None:
         folder = self._folder
         identity.share_with_group(folder.runtime.runs_root)
-        known = stored_jobs.Known()
-        try:
-            known = stored_jobs.known(experiment_name())
-        except ConnectionError as error:
-            self._store_is_away = str(error)
+        known = stored_jobs.known(experiment_name())
+        self._store_is_away = known.problem
         if not folder.runtime.force:
             self._leave_if_over(known)
         self._begin_with_inputs()

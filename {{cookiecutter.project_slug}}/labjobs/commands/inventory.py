@@ -410,8 +410,7 @@ def _print_attempt(attempt: Attempt) -> None:
 def sync(runs_root: Path) -> int:
     """Send the results of the jobs on this disk that the store lacks, whatever was sent before: it
     may be another one by now, a backup, or someone has deleted runs. Returns the exit status."""
-    try:
-        known = stored_jobs.known(experiment_name())
-    except ConnectionError as error:
-        return leave(exit_status.NOT_UPLOADED, f"{error}; python jobs.py sync sends what is left")
+    known = stored_jobs.known(experiment_name())
+    if away := known.problem:
+        return leave(exit_status.NOT_UPLOADED, f"{away}; python jobs.py sync sends what is left")
     return courier.sync(runs_root, known.holds)

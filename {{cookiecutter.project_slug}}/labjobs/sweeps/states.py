@@ -52,15 +52,10 @@ class View:
     """What the store and Slurm know about the project's jobs at one moment."""
 
     def __init__(self) -> None:
-        self.problems: list[str] = []
-        self.store_is_away = False
-        self._known = stored_jobs.Known()
+        self.known = stored_jobs.known(experiment_name())
+        away = self.known.problem
+        self.problems = [f"{away}; going by the jobs' folders alone"] if away else []
         self.queued: dict[str, str] = {}
-        try:
-            self._known = stored_jobs.known(experiment_name())
-        except ConnectionError as error:
-            self.store_is_away = True
-            self.problems.append(f"{error}; going by the jobs' folders alone")
         try:
             self.queued = slurm.queued(PROJECT / layout.SWEEPS)
         except SettingsError as error:
@@ -69,12 +64,12 @@ class View:
     def state(self, job: JobFolder[Any]) -> State:
         """Return the state of a job."""
         counts = not job.runtime.force
-        if counts and self._known.has(job, "finished") and not job.redone:
+        if counts and self.known.has(job, "finished") and not job.redone:
             return State("finished")
         for folder in (job.path, job.latest or job.path):  # it may have only just begun
             if locks.held(folder / layout.LOCK):
                 return State("running", progress(folder))
-        if host := self._known.host(job, owner_of(job.path)):
+        if host := self.known.host(job, owner_of(job.path)):
             return State("running", f"on {host}")
         if queued := self.queued.get(job.id):
             return State("queued", f"Slurm {queued}")
@@ -88,16 +83,16 @@ class View:
     def _by_folder(self, job: JobFolder[Any]) -> State:
         """The state of a job that no process trains and that the store does not have."""
         if not job.latest:
-            if self._known.has(job, "diverged"):
+            if self.known.has(job, "diverged"):
                 return State("diverged", "in another folder")
-            stored = self._known.of(job.id, "finished")
+            stored = self.known.of(job.id, "finished")
             return State("stale", "in another folder") if stored else State("pending")
         outcome, change = job.outcome(), job.change
         status, said = outcome.get("status"), str(outcome.get("said", ""))
         if change:
             return State("pending" if job.starts_over else "stale", change)
         if status == "finished":
-            sent = self.store_is_away and courier.delivered(job.path)
+            sent = self.known.problem and courier.delivered(job.path)
             return State("finished" if sent else "unsent")
         if status in ("failed", "diverged"):
             return State(status, said)

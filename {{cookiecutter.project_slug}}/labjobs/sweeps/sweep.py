@@ -107,7 +107,7 @@ def _left(entries: list[Entry], view: states.View, flags: Flags) -> list[Entry]:
     to_run = {*STARTED}
     if not flags.slurm:
         to_run.add("running")  # wait for it; on Slurm, waiting would block a GPU
-    if view.store_is_away:
+    if view.known.problem:
         to_run.remove("unsent")
     if flags.redo_stale:
         to_run.add("stale")

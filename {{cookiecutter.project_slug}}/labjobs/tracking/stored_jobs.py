@@ -3,7 +3,8 @@
 A job is an active run with the tag `job_id`. If it has finished, it has the mark `finished`, which
 its courier writes last, because MLflow's status alone is not reliable. A sqlite store is queried by
 SQL: thousands of jobs take milliseconds, while importing MLflow takes 2 s. Any other is asked
-through MLflow's client. All functions raise ConnectionError when the store cannot be read.
+through MLflow's client. Except for `known`, functions raise ConnectionError when the store cannot
+be read.
 """
 
 import json
@@ -193,9 +194,10 @@ def asked() -> Iterator["MlflowClient"]:
 
 
 class Known:
-    """The runs of jobs in the store, by job id; none, if it is not available."""
+    """The runs of jobs in the store, by job id; none, if a `problem` keeps it from being read."""
 
-    def __init__(self, runs: Iterable[StoredJob] = ()) -> None:
+    def __init__(self, runs: Iterable[StoredJob] = (), problem: str = "") -> None:
+        self.problem = problem
         self.runs: dict[str, list[StoredJob]] = {}
         for run in runs:
             self.runs.setdefault(run["job_id"], []).append(run)
@@ -241,10 +243,13 @@ def known(experiment: str) -> Known:
     belongs to another project.
     """
     mlflow_client.check()
-    if path := sqlite_path():
-        settle(experiment)
-        return Known(_by_sql(path, experiment, FEW_TAGS))
-    return Known(_by_other_process(experiment))
+    try:
+        if path := sqlite_path():
+            settle(experiment)
+            return Known(_by_sql(path, experiment, FEW_TAGS))
+        return Known(_by_other_process(experiment))
+    except ConnectionError as error:
+        return Known(problem=str(error))
 
 
 def _by_other_process(experiment: str) -> list[StoredJob]:
