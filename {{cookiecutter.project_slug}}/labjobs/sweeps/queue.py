@@ -120,7 +120,8 @@ class Queue:
         words = shlex.join(entry.words)
         self._say(entry, f"job {entry.job.id} started on {gpu.device}: {words}")
         try:
-            job = Running(entry.command, gpu.device, self._starter, gpu.env, gpu.files)
+            attempt, starter = entry.job.path, self._starter
+            job = Running(attempt, entry.words, gpu.device, starter, gpu.env, gpu.files)
             worker.running = entry, job
         except OSError as error:
             self._say(entry, f"job {entry.job.id} cannot be started: {cause(error)}")

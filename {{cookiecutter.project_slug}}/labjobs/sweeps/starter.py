@@ -25,7 +25,7 @@ from labjobs.fork_server import LOST, Process, Server
 from labjobs.job import identity
 from labjobs.job.terminal import leave
 from labjobs.sweeps import grid
-from labjobs.sweeps.grid import Command, Entry
+from labjobs.sweeps.grid import Entry
 from labjobs.tracking import courier
 from labjobs.tracking.mlflow_client import ENVIRONMENT
 
@@ -110,26 +110,27 @@ PAUSE = 0.05
 
 class Running:
     """A job in its place, such as a GPU, whose locks it holds while it runs. What it prints is kept
-    in output.txt in its folder; the last line is shown.
+    in output.txt in the folder of its attempt; the last line is shown.
 
     Raises OSError if it cannot be started.
     """
 
     def __init__(
         self,
-        command: Command,
+        attempt: Path,
+        words: Sequence[str],
         place: str,
         starter: Starter,
         env: Mapping[str, str] = {},
         locks: Sequence[int] = (),
     ) -> None:
-        self._label = f"job {command.id} "
-        self._output = Path(command.folder) / layout.OUTPUT
+        self._label = f"job {attempt.parent.name} "
+        self._output = attempt / layout.OUTPUT
         self._output.parent.mkdir(parents=True, exist_ok=True)
         with self._output.open("a", encoding="utf-8") as output:
             print(f"started on {place}, {time.ctime()}", file=output, flush=True)
             self._begun = os.fstat(output.fileno()).st_mtime_ns
-            self._process = starter.job(command.words, output.fileno(), env, locks)
+            self._process = starter.job(words, output.fileno(), env, locks)
         self.send_signal = self._process.send_signal
 
     def status(self) -> int | None:
