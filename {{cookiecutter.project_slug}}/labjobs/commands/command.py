@@ -63,8 +63,8 @@ def print_docs(wanted: str) -> int:
         # A pager waits for keys, which a program that reads the page does not press.
         (pydoc.pager if sys.stdout.isatty() else print)("\n".join(pages[wanted]))
     else:
-        every = [(name, line.strip()) for name, lines in pages.items() for line in lines]
-        found = [f"{name}: {line}" for name, line in every if wanted.lower() in line.lower()]
+        every = [f"{name}: {text.strip()}" for name, lines in pages.items() for text in lines]
+        found = [text for text in every if wanted.lower() in text.partition(": ")[2].lower()]
         if not found:
             hint = did_you_mean(wanted, pages)
             raise SettingsError(f"docs {wanted}: no page has this word; {hint}")
