@@ -116,7 +116,7 @@ def test_how_many_lines_there_must_be_is_the_most_that_is_known_of_this_journal(
         journal.check(tmp_path, reader)
     for name in ("outcome", "sent"):
         files.write_record(tmp_path / f"{name}.json", {"journal": "abc", "lines": 3})
-        with pytest.raises(Damaged, match="the end of metrics.jsonl is lost"):
+        with pytest.raises(Damaged, match=r"the end of metrics.jsonl is lost"):
             journal.check(tmp_path, reader)
         (tmp_path / f"{name}.json").unlink()
 
