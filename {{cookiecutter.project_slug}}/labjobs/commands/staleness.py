@@ -3,7 +3,6 @@ code reaches a definition; `accept`: changes that change no results.
 """
 
 import difflib
-import getpass
 import json
 import os
 import re
@@ -11,7 +10,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,6 +25,7 @@ from labjobs.job.folder import JobFolder
 from labjobs.job.identity import identity, inputs
 from labjobs.job.terminal import counted, leave
 from labjobs.privacy import scrub
+from labjobs.tracking import mlflow_store
 from labjobs.tracking.mlflow_client import last_line
 
 NAMED = 4
@@ -224,15 +223,10 @@ def _accept(job: JobFolder[Any], because: str, replayed: Mapping[str, str]) -> b
     if old not in code_evidence.same(new):
         named = {code_evidence.in_python(part): hashes for part, hashes in found.items()}
         today = datetime.now(UTC).date().isoformat()
-        change = Accepted(old, new, named, because, _user(), today, replayed)
+        who = provenance.git("config", "user.name").decode().strip() or mlflow_store.user()
+        change = Accepted(old, new, named, because, who, today, replayed)
         code_evidence.accept([change])
     return True
-
-
-@cache
-def _user() -> str:
-    """The person who accepts: git's user, or else the system's."""
-    return provenance.git("config", "user.name").decode().strip() or getpass.getuser()
 
 
 # `accept --verify` replays jobs with the present code: are the results the same, bit for bit? One
