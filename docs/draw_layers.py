@@ -12,7 +12,7 @@ from matplotlib import pyplot
 from matplotlib.patches import FancyBboxPatch
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-LIBRARIES = ("torch", "numpy", "mlflow", "sqlalchemy", "pyarrow", "pandas", "scipy", "matplotlib")
+LIBRARIES = ("torch", "numpy", "mlflow", "sqlalchemy", "pandas", "scipy", "matplotlib")
 WIDTH, LIBRARIES_WIDTH, LINE = 100.0, 40.0, 7.0
 
 

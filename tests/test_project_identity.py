@@ -128,7 +128,7 @@ def test_git_may_take_the_id_away(project):
     git("worktree", "add", "-q", "../older", "HEAD~2")
     older = Project(project.root.parent / "older")
     said = one_line(older.run(*SHORT, MLFLOW_TRACKING_URI=f"sqlite:///{project.root}/mlflow.db"), 2)
-    assert "if git has taken it away" in said and f"`echo {known} > .project-id`" in said
+    assert "git has taken .project-id away" in said and f"`echo {known} > .project-id`" in said
     assert not (older.root / ".project-id").exists() and not (older.root / "runs").exists()
 
 

@@ -156,7 +156,9 @@ def test_what_is_verified_gives_the_same_bits_and_what_does_not_is_not_accepted(
     assert not (project.root / "accepted.json").exists()
     project.edit("models.py", OTHER[1], SAME[1])
     accepted = succeeded(project.do(*accept))
-    assert "accepted: models.MLP, of 1 job (replayed with the same bits)" in accepted.stdout
+    assert (
+        "accepted: models.MLP, of 1 job (replayed to its end with the same bits)" in accepted.stdout
+    )
     done = project.run(*SHORT)
     assert (done.returncode, "already finished" in done.stdout) == (0, True)
 
@@ -170,7 +172,7 @@ def test_jobs_are_replayed_for_each_value_that_a_change_reads_and_with_their_tes
     refused = project.do(*accept)
     assert "not accepted for 2 jobs: " in refused.stderr  # both have the same code
     assert "train_loss at step 1" in refused.stderr
-    convnet = "accepted: run.forward, of 1 job (replayed with the same bits)"
+    convnet = "accepted: run.forward, of 1 job (replayed to its end with the same bits)"
     assert convnet in refused.stdout and "(run.forward changed)" in one_line(project.run(*SHORT), 5)
     project.edit("run.py", doubled, smoothing)
     project.edit(

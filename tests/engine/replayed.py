@@ -23,7 +23,7 @@ from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import handle_signals, log
 from labjobs.tracking import courier, mlflow_store
-from labjobs.tracking.stored_jobs import NOTHING, Ended
+from labjobs.tracking.stored_jobs import Known, StoredJob
 from toy import METRICS, Settings
 
 TOTAL, EVERY = 24, 8
@@ -158,8 +158,8 @@ class Try(Attempt[Settings]):
 
     def _begin(self) -> None:
         ended = [run.tags for run in Courier.store.runs.values() if run.status == "FINISHED"]
-        finished = {self._folder.id: [Ended(tags["code"], "", 0.0) for tags in ended]}
-        self._leave_if_over(NOTHING._replace(finished=finished))
+        about: dict[str, Any] = {"job_id": self._folder.id, "state": "finished"}
+        self._leave_if_over(Known(StoredJob(**about, tags=tags) for tags in ended))
         self._folder.make()
         self._take()
         self._courier = Courier()  # type: ignore[assignment]

@@ -1,6 +1,7 @@
 """The lines of a journal as text: sealed, numbered, and read while they are being written."""
 
 import json
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -105,14 +106,17 @@ def test_a_record_is_that_of_its_job(tmp_path: Path) -> None:
 def test_how_many_lines_there_must_be_is_the_most_that_is_known_of_this_journal(
     tmp_path: Path,
 ) -> None:
-    assert journal.expected(tmp_path, "abc") == 0
-    files.write_record(tmp_path / "outcome.json", {"journal": "abc", "lines": 7})
-    assert journal.expected(tmp_path, "abc") == 7
-    files.write_record(tmp_path / "sent.json", {"journal": "abc", "lines": 9})
-    assert journal.expected(tmp_path, "abc") == 9
-    files.write_record(tmp_path / "outcome.json", {"journal": "abc", "lines": 11})
-    assert journal.expected(tmp_path, "abc") == 11
-    assert journal.expected(tmp_path, "abd") == 0
+    reader = Reader(BytesIO(START + line(2, tags={})))
+    reader.read()
+    journal.check(tmp_path, reader)
+    for name, of, lines in (("outcome", "abc", 2), ("sent", "abc", 2), ("outcome", "abd", 3)):
+        files.write_record(tmp_path / f"{name}.json", {"journal": of, "lines": lines})
+        journal.check(tmp_path, reader)
+    for name in ("outcome", "sent"):
+        files.write_record(tmp_path / f"{name}.json", {"journal": "abc", "lines": 3})
+        with pytest.raises(Damaged, match=r"the end of metrics.jsonl is lost"):
+            journal.check(tmp_path, reader)
+        (tmp_path / f"{name}.json").unlink()
 
 
 def test_the_writing_end_and_the_reading_end_agree(tmp_path: Path) -> None:

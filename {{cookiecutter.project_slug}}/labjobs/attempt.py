@@ -99,22 +99,18 @@ class Attempt(Generic[S]):
     def _begin(self) -> None:
         folder = self._folder
         identity.share_with_group(folder.runtime.runs_root)
-        known = stored_jobs.NOTHING
-        try:
-            known = stored_jobs.known(experiment_name())
-        except ConnectionError as error:
-            self._store_is_away = str(error)
+        known = stored_jobs.known(experiment_name())
+        self._store_is_away = known.problem
         if not folder.runtime.force:
             self._leave_if_over(known)
         self._begin_with_inputs()
         folder.make()
         identity.project_id()  # makes it, unless the job has been refused by now
         self._take()
-        for lease in known.leases.get(folder.id, []):
-            if code_evidence.fits(lease.code, folder.code) and lease.owner != folder.owner:
-                line = f"is running already (on {lease.host}, says the tracking store)"
-                retry = f"if it is not, try again in {LEASE:.0f} s"
-                self._leave(exit_status.ELSEWHERE, f"{line}; {retry}")
+        if host := known.host(folder, folder.owner):
+            line = f"is running already (on {host}, says the tracking store)"
+            retry = f"if it is not, try again in {LEASE:.0f} s"
+            self._leave(exit_status.ELSEWHERE, f"{line}; {retry}")
         folder.note_reads()
         self._courier = Courier()
 
@@ -136,17 +132,13 @@ class Attempt(Generic[S]):
     def _leave_if_over(self, known: stored_jobs.Known) -> None:
         """End the process if the job needs no attempt, or may not have one."""
         folder = self._folder
-        stored = known.finished.get(folder.id, [])
         last = {} if folder.change else folder.outcome()
-        here = last if last.get("status") == "finished" else {}
-        said = self._results(here["said"]) if "said" in here else "see MLflow"
-        line = f"already finished: {said}"
-        fits = any(folder.fits(each.code, each.data) for each in stored) and not folder.redone
-        if fits:
+        here = last.get("status") == "finished"
+        line = f"already finished: {self._results(last['said']) if here else 'see MLflow'}"
+        if known.has(folder, "finished") and not folder.redone:
             self._leave(exit_status.DONE, line + self._unchecked())
-        self._leave_if_stale(bool(stored))
-        diverged = known.diverged.get(folder.id, []) if not folder.latest else []
-        elsewhere = any(folder.fits(each.code, each.data) for each in diverged)
+        self._leave_if_stale(bool(known.of(folder.id, "finished")))
+        elsewhere = not folder.latest and known.has(folder, "diverged")
         if last.get("status") == "diverged" or elsewhere:
             line = f"diverged before: {last.get('said', 'see MLflow')}; --force starts it over"
             self._leave(exit_status.FAILED, line)

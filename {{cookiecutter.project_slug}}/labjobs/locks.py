@@ -85,13 +85,9 @@ def held(path: Path) -> bool:
 
 
 @contextmanager
-def waiting(path: Path, note: str = "") -> Iterator[TextIO]:
-    """The file, locked, once all others that have or wait for the lock are done. In the meantime,
-    the holder can read who is waiting: the note, which is the content of the file."""
-    with os.fdopen(opened(path), "r+", encoding="utf-8") as file:
-        if note:
-            os.ftruncate(file.fileno(), 0)
-            os.pwrite(file.fileno(), note.encode(), 0)
+def waiting(path: Path) -> Iterator[None]:
+    """Hold a file's lock, once all others that have or wait for it are done."""
+    with os.fdopen(opened(path), "r+") as file:
         with explained(path):
             fcntl.lockf(file, fcntl.LOCK_EX)
-        yield file
+        yield

@@ -5,6 +5,7 @@ Exit status: 0 done, 1 not done, 2 wrong arguments, 3 results are not uploaded (
 
 import argparse
 import os
+import pydoc
 import signal
 import sys
 from collections.abc import Callable
@@ -13,10 +14,10 @@ from typing import Any, NamedTuple
 
 from labjobs import exit_status, installation
 from labjobs.cli.parser import Parser, unknown_flag
-from labjobs.commands import inventory, pages, repeat, staleness
+from labjobs.commands import inventory, repeat, staleness
 from labjobs.commands.inventory import Project
 from labjobs.errors import JobError, SettingsError, did_you_mean
-from labjobs.files import PROJECT, shown
+from labjobs.files import ENGINE, PROJECT, shown
 from labjobs.job import runtime, terminal
 from labjobs.job.terminal import Interrupted, leave
 from labjobs.tracking import mlflow_client
@@ -46,6 +47,29 @@ def find(_: Project, given: argparse.Namespace) -> int:
     from labjobs.commands import find as command  # with NumPy, which is slow to import
 
     return command.find(given, given.words, given.runs_root)
+
+
+def print_docs(wanted: str) -> int:
+    """Print a page about the engine by its name, the lines of all pages that have a word in them,
+    or, if nothing is wanted, the names of the pages. Raises SettingsError for an unknown word."""
+    pages = {
+        path.stem: [line for line in path.read_text("utf-8").splitlines() if line[:2] != "!["]
+        for path in sorted((ENGINE / "docs").glob("*.md"))  # without their pictures
+    }
+    if not wanted:
+        for name, lines in pages.items():
+            print(f"{name:{max(map(len, pages))}}  {lines[0].removeprefix('# ')}")
+    elif wanted in pages:
+        # A pager waits for keys, which a program that reads the page does not press.
+        (pydoc.pager if sys.stdout.isatty() else print)("\n".join(pages[wanted]))
+    else:
+        every = [f"{name}: {text.strip()}" for name, lines in pages.items() for text in lines]
+        found = [text for text in every if wanted.lower() in text.partition(": ")[2].lower()]
+        if not found:
+            hint = did_you_mean(wanted, pages)
+            raise SettingsError(f"docs {wanted}: no page has this word; {hint}")
+        print("\n".join(found))
+    return exit_status.DONE
 
 
 def argument(name: str, about: str, **more: Any) -> Arguments:
@@ -84,7 +108,7 @@ COMMANDS = {
         lambda project, given: inventory.print_details(project, project.one(given.job), given.json),
     ),
     "sync": Command(
-        "upload the results of all jobs that the tracking store or the Parquet files lack",
+        "upload the results of all jobs that the tracking store lacks",
         {},
         lambda project, _: inventory.sync(project.runs_root),
     ),
@@ -120,7 +144,7 @@ COMMANDS = {
     "docs": Command(
         "print a page about the engine, or the lines of all pages that have a word in them",
         argument("wanted", "a page or a word (default: all pages)", nargs="?", default=""),
-        lambda _, given: pages.print_docs(given.wanted),
+        lambda _, given: print_docs(given.wanted),
     ),
     "eject": Command(
         "copy the engine's source into the project, as labjobs/, where it can be edited",
@@ -165,9 +189,8 @@ def _eject() -> int:
     return exit_status.DONE
 
 
-def jobs_command(**kinds: type) -> int:
-    """Run the command line; returns the exit status. `kinds` are classes of settings, by job
-    script, for scripts that no longer exist: `former=FormerSettings`."""
+def jobs_command() -> int:
+    """Run the command line; returns the exit status."""
     terminal.prepare_streams()
     terminal.handle_signals(signal.SIG_DFL)
     # Absolute, for all that is started.
@@ -175,8 +198,9 @@ def jobs_command(**kinds: type) -> int:
     try:
         given = _read(sys.argv[1:])
         if given.version:
-            return _print_version()
-        project = Project(kinds, given.runs_root)
+            print(f"labjobs {installation.version()}\n{installation.problem(PROJECT)}".strip())
+            return exit_status.DONE
+        project = Project(given.runs_root)
         status = COMMANDS[given.command].act(project, given)
     except SettingsError as error:
         return leave(exit_status.WRONG, f"jobs.py: {error}")
@@ -237,10 +261,3 @@ def _find_joined(words: list[str]) -> list[str]:
     if words[1] not in things:
         raise SettingsError(f"find {words[1]}: {did_you_mean(words[1], things)}")
     return [" ".join(words[:2]), *words[2:]]
-
-
-def _print_version() -> int:
-    print(f"labjobs {installation.version()}")
-    if problem := installation.problem(PROJECT):
-        print(problem)
-    return exit_status.DONE

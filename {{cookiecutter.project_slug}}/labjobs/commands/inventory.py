@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -42,12 +42,11 @@ RESULTS = ("test_", "best_")
 Attempt = dict[str, Any]
 """An attempt at a job, as `show --json` prints it. Unknown values are empty; `ended`, when it last
 logged something, is in seconds since 1970, and `change` says how the code or the data has changed
-since."""
+since. `job` is the job with today's settings, if there can be one."""
 
 
 def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
-    """Return the attempt in a folder; `job` is the job with today's settings, if there can be
-    one."""
+    """Return the attempt in a folder."""
     about = journal.record_of(path, layout.SETTINGS)
     outcome = journal.record_of(path, layout.OUTCOME)
     sent = read_record(path / layout.SENT)
@@ -78,26 +77,18 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
 
 
 def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
-    """Return an attempt that is only in the store; `job` is the job with today's settings, if there
-    can be one."""
-    return {
-        "state": "diverged" if stored["diverged"] else "finished",
-        "change": "" if job and _fits(job, stored) else "in another folder",
+    """Return an attempt that is only in the store."""
+    return dict.fromkeys(("said", "data_root", "problem"), "") | {
+        "state": stored["state"],
+        "change": "" if job and stored_jobs.fits(job, stored) else "in another folder",
         "ended": stored["ended"] / 1000,
         "code": stored["tags"].get("code", ""),
-        "said": "",
         "tags": stored["tags"],
         "metrics": results(stored),
         "cost": {key: stored["metrics"][key] for key in costs.NAMES if key in stored["metrics"]},
-        "data_root": "",
         "folder": None,
         "run_id": stored["run_id"],
-        "problem": "",
     }
-
-
-def _fits(job: JobFolder[Any], stored: StoredJob) -> bool:
-    return job.fits(stored["tags"].get("code", ""), stored["tags"].get("data", ""))
 
 
 def results(stored: StoredJob) -> dict[str, float]:
@@ -117,15 +108,13 @@ def last_logged(attempt: Path) -> float:
     return 0.0
 
 
-def iso(seconds: float) -> str | None:
-    """Return a time as in ISO 8601, in UTC; None for 0."""
-    if not seconds:
-        return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+def _iso(seconds: float) -> str | None:
+    """A time as in ISO 8601, in UTC; None for 0."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds") if seconds else None
 
 
-def local(seconds: float) -> str:
-    """Return a time in local form: `2026-11-22 20:14`; a dash for 0."""
+def _local(seconds: float) -> str:
+    """A time in local form: `2026-11-22 20:14`; a dash for 0."""
     return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}" if seconds else "-"
 
 
@@ -191,16 +180,12 @@ class Job:
 
 
 class Project:
-    """All jobs of the project; `kinds` are classes of settings, by job script, for scripts that are
-    gone.
+    """All jobs of the project. Raises SettingsError if there is no such folder of runs."""
 
-    Raises SettingsError if there is no such folder of runs, or there can be no such store.
-    """
-
-    def __init__(self, kinds: Mapping[str, type], runs_root: Path | None) -> None:
+    def __init__(self, runs_root: Path | None) -> None:
         if runs_root and not runs_root.expanduser().is_dir():
             raise SettingsError(f"--runs-root: there is no folder {runs_root}")
-        self._kinds, self.runs_root = kinds, (runs_root or Runtime().runs_root).expanduser()
+        self.runs_root = (runs_root or Runtime().runs_root).expanduser()
 
     @cached_property
     def view(self) -> View:
@@ -234,26 +219,20 @@ class Project:
         """Return a job's finished attempt in the store whose results count: the last one with the
         present code and data, or else the last one; None if it has none."""
         found = [each for each in job.stored if not each["diverged"]]
-        fits = [each for each in found if job.folder and _fits(job.folder, each)]
+        fits = [each for each in found if job.folder and stored_jobs.fits(job.folder, each)]
         return next(reversed(fits or found), None)
-
-    def _on_disk(self, prefix: str = "") -> Iterator[Job]:
-        try:
-            names = os.listdir(self.runs_root)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise SettingsError(f"--runs-root: {cause(error)}") from error
-        for name in names:
-            if name.startswith(prefix) and JOB_ID.fullmatch(name):
-                folder = self.runs_root / name
-                found = attempts.all_of(folder)
-                if found or not os.access(folder, os.R_OK | os.X_OK):
-                    yield Job(name, attempts=found)
 
     def _named(self, prefix: str) -> dict[str, Job]:
         """The jobs whose ids begin with these digits, on this disk and in the store."""
-        found = {job.id: job for job in self._on_disk(prefix)}
+        found = {}
+        try:
+            for folder in self.runs_root.iterdir() if self.runs_root.exists() else ():
+                if folder.name.startswith(prefix) and JOB_ID.fullmatch(folder.name):
+                    begun = attempts.all_of(folder)
+                    if begun or not os.access(folder, os.R_OK | os.X_OK):
+                        found[folder.name] = Job(folder.name, attempts=begun)
+        except OSError as error:
+            raise SettingsError(f"--runs-root: {cause(error)}") from error
         with suppress(ConnectionError):  # `view` reports it
             for stored in stored_jobs.jobs(experiment_name()):
                 if (job_id := stored["job_id"]).startswith(prefix):
@@ -264,8 +243,7 @@ class Project:
         """Return the job with its settings and its folder, if they are known."""
         try:
             self._read_settings(job)
-            kind = self._kinds.get(job.script) or identity.read(job.script).settings
-            settings: Any = restore(kind, job.settings)
+            settings: Any = restore(identity.read(job.script).settings, job.settings)
             folder = JobFolder(settings, self._runtime(job), {}, job.script)
             if folder.id != job.id:
                 raise SettingsError(f"with today's settings.py, it is another job, {folder.id}")
@@ -302,64 +280,55 @@ class Project:
 
 def print_list(project: Project, as_json: bool, test: bool = False) -> int:
     """Print the jobs, with their validation results or their `test` results; returns 0."""
-    jobs = project.all()
-    rows = [_row(project, job, as_json) for job in jobs]
-    for row in rows:
-        row["result"] = parts_of(row["result"], test)
-        if not test:
-            kept = {k: v for k, v in row["metrics"].items() if not k.startswith("test_")}
-            row["metrics"] = kept
+    jobs = {job.id: job for job in project.all()}
+    rows = [_row(project, job, as_json, test) for job in jobs.values()]
     rows.sort(key=lambda row: (row["ended"], row["id"]))
     if as_json:
-        plain = [row | {"ended": iso(row["ended"])} for row in rows]
+        plain = [row | {"ended": _iso(row["ended"])} for row in rows]
         print(json.dumps(plain, indent=2), flush=True)
         for row in rows:
             if row["problem"]:
                 leave(exit_status.FAILED, f"jobs.py: job {row['id']}: {row['problem']}")
-    elif rows:
-        words = {job.id: job.words for job in jobs}
-        width = max(len(row["result"]) for row in rows)
-        for row in rows:
-            line = f"{row['id']}  {row['state']:11}  {local(row['ended']):16}  "
-            line = f"{line}{row['result']:{width}}  {words[row['id']]}".rstrip()
-            print(line + (row["about"] and f"  [{row['about']}]"))
-        count = Counter(row["state"] for row in rows)
-        said = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
-        print(f"{counted(len(rows), 'job')}: {said}")
-    else:
-        print("there are no jobs yet")
+        return exit_status.DONE
+    width = max((len(row["result"]) for row in rows), default=0)
+    for row in rows:
+        line = f"{row['id']}  {row['state']:11}  {_local(row['ended']):16}  "
+        line = f"{line}{row['result']:{width}}  {jobs[row['id']].words}".rstrip()
+        print(line + (row["about"] and f"  [{row['about']}]"))
+    count = Counter(row["state"] for row in rows)
+    said = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
+    print(f"{counted(len(rows), 'job')}: {said}" if rows else "there are no jobs yet")
     return exit_status.DONE
 
 
-def _row(project: Project, job: Job, full: bool) -> dict[str, Any]:
+def _row(project: Project, job: Job, full: bool, test: bool) -> dict[str, Any]:
     """What is listed of a job, with `ended` in seconds since 1970; the metrics of the attempt that
     counts only if it is to be `full`, since reading journals takes long."""
     state, about = job.state(project.view)
-    row: dict[str, Any] = {
-        "id": job.id,
-        "state": state,
-        "about": about,
-        "ended": 0.0,
-        "result": "",
-        "metrics": {},
-        "problem": "",
-        "script": job.script,
-        "settings": job.plain,
-        "folder": None,
-    }
     latest = job.latest
     outcome = journal.record_of(latest, layout.OUTCOME) if latest else {}
     finished = outcome.get("status") == "finished"
-    if latest and (state != "finished" or (finished and (not job.folder or job.folder.begun))):
-        row |= {"ended": last_logged(latest), "folder": str(latest)}
-        row["result"] = str(outcome.get("said", "")) if finished else ""
-        if full:
-            attempt = on_disk(latest, None)
-            row |= {key: attempt[key] for key in ("metrics", "problem")}
+    found: dict[str, Any] = {"ended": 0.0, "result": "", "metrics": {}, "problem": ""}
+    here = latest and (state != "finished" or (finished and (not job.folder or job.folder.begun)))
+    if here and latest:
+        found |= on_disk(latest, None) if full else {"ended": last_logged(latest)}
+        found["result"] = str(outcome.get("said", "")) if finished else ""
     elif stored := project.finished_in_store(job):
-        row |= {"ended": stored["ended"] / 1000, "metrics": results(stored)}
-        row["result"] = as_line(row["metrics"])
-    return row
+        found |= {"ended": stored["ended"] / 1000, "metrics": results(stored)}
+        found["result"] = as_line(found["metrics"])
+    metrics = found["metrics"].items()
+    return {
+        "id": job.id,
+        "state": state,
+        "about": about,
+        "ended": found["ended"],
+        "result": parts_of(found["result"], test),
+        "metrics": {k: v for k, v in metrics if test or not k.startswith("test_")},
+        "problem": found["problem"],
+        "script": job.script,
+        "settings": job.plain,
+        "folder": str(latest) if here else None,
+    }
 
 
 # `python jobs.py show JOB`: all there is to know of one job.
@@ -385,7 +354,7 @@ def print_details(project: Project, job: Job, as_json: bool) -> int:
             "settings": job.plain,
             "command": job.command,
             "problem": job.problem,
-            "attempts": [each | {"ended": iso(each["ended"])} for each in found],
+            "attempts": [each | {"ended": _iso(each["ended"])} for each in found],
         }
         print(json.dumps(content, indent=2))
         return exit_status.DONE
@@ -418,14 +387,10 @@ def _print_attempt(attempt: Attempt) -> None:
     commit = tags.get("commit", "")
     if commit not in ("", "none") and tags.get("dirty") == "true":
         commit += ", with changes"
-    metrics: dict[str, dict[str, float]] = {"test": {}, "validation": {}, "result": {}}
-    for key, value in attempt["metrics"].items():
-        part = {"test": "test", "best": "validation"}.get(key.split("_")[0], "result")
-        metrics[part][key] = value
     lines = {
-        "until" if attempt["state"] == "running" else "ended": local(attempt["ended"]),
+        "until" if attempt["state"] == "running" else "ended": _local(attempt["ended"]),
         "said": "" if attempt["state"] == "finished" else attempt["said"],
-        **{part: as_line(found) for part, found in metrics.items()},
+        "results": as_line(attempt["metrics"]),
         "cost": as_line(attempt["cost"]),
         **{key: tags.get(key, "") for key in ("inputs", "host", "device", "processes")},
         "commit": commit,
@@ -445,8 +410,7 @@ def _print_attempt(attempt: Attempt) -> None:
 def sync(runs_root: Path) -> int:
     """Send the results of the jobs on this disk that the store lacks, whatever was sent before: it
     may be another one by now, a backup, or someone has deleted runs. Returns the exit status."""
-    try:
-        stored = stored_jobs.delivered(experiment_name())
-    except ConnectionError as error:
-        return leave(exit_status.NOT_UPLOADED, f"{error}; python jobs.py sync sends what is left")
-    return courier.sync(runs_root, stored)
+    known = stored_jobs.known(experiment_name())
+    if away := known.problem:
+        return leave(exit_status.NOT_UPLOADED, f"{away}; python jobs.py sync sends what is left")
+    return courier.sync(runs_root, known.holds)

@@ -3,13 +3,11 @@ code reaches a definition; `accept`: changes that change no results.
 """
 
 import difflib
-import getpass
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,6 +23,8 @@ from labjobs.job.folder import JobFolder
 from labjobs.job.identity import identity, inputs
 from labjobs.job.terminal import counted, leave
 from labjobs.privacy import scrub
+from labjobs.tracking import mlflow_store
+from labjobs.tracking.mlflow_client import last_line
 
 NAMED = 4
 """The largest number of jobs that a line names."""
@@ -47,7 +47,7 @@ class Change:
 def print_stale(project: Project, diff: bool, as_json: bool) -> int:
     """Print what makes jobs stale, the changes that concern most of them first; returns 0."""
     jobs = project.all()
-    found = changes(project, jobs)
+    found = _all_changes(project, jobs)
     if as_json:
         rows = [
             {"definition": each.name or None, "change": each.what, "jobs": each.jobs}
@@ -66,8 +66,8 @@ def print_stale(project: Project, diff: bool, as_json: bool) -> int:
     return exit_status.DONE
 
 
-def changes(project: Project, jobs: list[Job]) -> list[Change]:
-    """Return what makes jobs stale, by the number of jobs, the most first."""
+def _all_changes(project: Project, jobs: list[Job]) -> list[Change]:
+    """What makes jobs stale, by the number of jobs, the most first."""
     found: dict[str, Change] = {}
     known: dict[tuple[str, ...], list[Change]] = {}
     for job in sorted(jobs, key=lambda job: job.id):
@@ -155,32 +155,31 @@ def accept(project: Project, because: str, verify: bool) -> int:
     if not because.strip():
         raise SettingsError("--because: say why results do not change")
     stale = [job for job in project.all() if job.state(project.view).word == "stale"]
-    own = {job.id: _own_changes(job.folder) for job in stale}
+    changes = {job.id: _own_changes(job.folder) for job in stale}
     # What is stale by its inputs alone, without changes of its own, counts again when they do.
-    known = [job.folder for job in stale if job.folder and own[job.id]]
-    unknown = [*own.values()].count(None)
+    own = {job: found for job, found in changes.items() if found}
+    known = {job.id: job.folder for job in stale if job.folder and job.id in own}
+    unknown = [*changes.values()].count(None)
     if not known and not unknown:
         print("no job is stale")
     if unknown:
         why = "the data has changed, or it is not known what has"
         leave(exit_status.FAILED, f"{counted(unknown, 'job')} left out: {why}")
-    replayed = _replayed(known) if verify else {}
-    refused = {_codes(job) for job in known if replayed.get(job.id) == ""}
-    fine = [job for job in known if _codes(job) not in refused]
-    proof: dict[Codes, dict[str, str]] = {}
-    for job in fine:
-        proof.setdefault(_codes(job), {}).update(
-            {job.id: replayed[job.id]} if job.id in replayed else {}
-        )
-    pairs = {job.id: _codes(job) for job in fine}
-    accepted = [job for job in _inputs_first(fine) if _accept(job, because, proof[pairs[job.id]])]
+    proofs = _proofs([*known.values()], verify)
+    proof = {name: proofs[_codes(job)] for name, job in known.items()}
+    accepted = [
+        name
+        for name in attempts.inputs_first({name: job.settings for name, job in known.items()})
+        if "" not in proof[name].values() and _accept(known[name], because, proof[name])
+    ]
+    for part in sorted({part for job in accepted for part in own[job]}):
+        of = [job for job in accepted if part in own[job]]
+        ways = [proof[job][job] for job in of if job in proof[job]]
+        count = f"{len(ways)} " if len(ways) < len(of) else ""
+        replayed = f"{count}replayed {', '.join(sorted({*ways}))} with the same bits"
+        how = replayed if ways else "not verified"
+        print(f"accepted: {code_evidence.in_python(part)}, of {counted(len(of), 'job')} ({how})")
     if accepted:
-        for name in sorted({name for job in accepted for name in own[job.id] or {}}):
-            of = [job.id for job in accepted if name in (own[job.id] or {})]
-            how = _how([replayed[job] for job in of if job in replayed], len(of))
-            print(
-                f"accepted: {code_evidence.in_python(name)}, of {counted(len(of), 'job')} ({how})"
-            )
         count = counted(len(accepted), "job")
         print(f"no longer stale: {count}; commit {layout.ACCEPTED} with the change")
     return exit_status.DONE if len(accepted) == len(known) + unknown else exit_status.FAILED
@@ -197,17 +196,6 @@ def _own_changes(job: JobFolder[Any] | None) -> dict[str, list[str]] | None:
 
 def _is_input(part: str) -> bool:
     return part.startswith(f"{code_evidence.INPUT}:")
-
-
-def _inputs_first(jobs: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
-    """The jobs, inputs before those derived from them: accepting an input changes the code that the
-    derived jobs are compared with."""
-    by_id = {job.id: job for job in jobs}
-
-    def depth(job: JobFolder[Any]) -> int:
-        return max((1 + depth(by_id[i]) for i in inputs(job.settings) if i in by_id), default=0)
-
-    return sorted(jobs, key=depth)
 
 
 Codes = tuple[str, str]
@@ -233,15 +221,10 @@ def _accept(job: JobFolder[Any], because: str, replayed: Mapping[str, str]) -> b
     if old not in code_evidence.same(new):
         named = {code_evidence.in_python(part): hashes for part, hashes in found.items()}
         today = datetime.now(UTC).date().isoformat()
-        change = Accepted(old, new, named, because, _user(), today, replayed)
+        who = provenance.git("config", "user.name").decode().strip() or mlflow_store.user()
+        change = Accepted(old, new, named, because, who, today, replayed)
         code_evidence.accept([change])
     return True
-
-
-@cache
-def _user() -> str:
-    """The person who accepts: git's user, or else the system's."""
-    return provenance.git("config", "user.name").decode().strip() or getpass.getuser()
 
 
 # `accept --verify` replays jobs with the present code: are the results the same, bit for bit? One
@@ -253,8 +236,6 @@ FIRST = 100
 SHORT = 300.0
 """Seconds of training up to which a job is replayed to its end, test results included."""
 
-TO_THE_END = "to its end"
-
 COMPARED = ("train_", "val_", "test_", "best_", "lr")
 """Beginnings of the names of metrics that are compared."""
 
@@ -262,15 +243,17 @@ INDIRECT = {"vars", "getattr", "asdict", "astuple", "fields", "replace", "__dict
 """Words in code that may read any setting."""
 
 
-def _replayed(jobs: Sequence[JobFolder[Any]]) -> dict[str, str]:
-    """How far those jobs were replayed, by their ids; empty if the bits were others."""
+def _proofs(jobs: Sequence[JobFolder[Any]], verify: bool) -> dict[Codes, dict[str, str]]:
+    """For the digests of each change, how far jobs were replayed, by their ids, if they are to be;
+    empty if the bits were others."""
+    found: dict[Codes, dict[str, str]] = {_codes(job): {} for job in jobs}
     alike: dict[str, list[JobFolder[Any]]] = {}
-    for job in jobs:
+    for job in jobs if verify else ():
         alike.setdefault(repr((_codes(job), _settings_read(job))), []).append(job)
-    found = {}
     for group in alike.values():
         job = next((job for job in group if not inputs(job.settings)), group[0])
-        found[job.id] = _verified(job, sum(_codes(each) == _codes(job) for each in jobs))
+        count = sum(_codes(each) == _codes(job) for each in jobs)
+        found[_codes(job)][job.id] = _verified(job, count)
     return found
 
 
@@ -291,16 +274,6 @@ def _settings_read(job: JobFolder[Any]) -> dict[str, Any]:
     return settings if words & INDIRECT else {k: v for k, v in settings.items() if k in words}
 
 
-def _how(replayed: Sequence[str], of: int) -> str:
-    """How jobs were verified, of which these were replayed."""
-    if not replayed:
-        return "not verified"
-    count = "" if len(replayed) == of else f"{len(replayed)} "
-    short = [how for how in replayed if how != TO_THE_END]
-    rest = f"; {counted(len(short), 'job')} without test results: {short[0]}" if short else ""
-    return f"{count}replayed with the same bits{rest}"
-
-
 def _verified(job: JobFolder[Any], alike: int) -> str:
     """How far a job was replayed with the same bits; empty if they are others, or if it cannot be
     replayed: then nothing is accepted of the jobs, as many as are `alike`, that have its code."""
@@ -308,15 +281,11 @@ def _verified(job: JobFolder[Any], alike: int) -> str:
     try:
         assert job.latest
         before = Recorded(job.latest)
-        evaluated = [
-            (line["step"], line["metrics"]["elapsed_seconds"])
-            for line in before.lines
-            if "elapsed_seconds" in line.get("metrics", {})
-        ]
-        short = all(seconds <= SHORT for _, seconds in evaluated)
+        lines = [line for line in before.lines if "elapsed_seconds" in line.get("metrics", {})]
+        short = all(line["metrics"]["elapsed_seconds"] <= SHORT for line in lines)
         whole = short and attempts.status_of(job.latest) == "finished"
-        until = None if whole else evaluated[0][0] if evaluated else FIRST
-        how = TO_THE_END if whole else f"up to step {until}"
+        until = None if whole else lines[0]["step"] if lines else FIRST
+        how = "to its end" if whole else f"up to step {until}"
         print(f"replaying job {job.id} {how}: {job.name}", flush=True)
         problem = _first_difference(job, before, until)
     except (JobError, OSError) as error:

@@ -4,7 +4,7 @@ run with, named after its fingerprint, so that going back to older code finds it
 
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -167,6 +167,15 @@ def _problem(job: str, runs_root: Path) -> str:
         return f"is stale ({change})"
     running = locks.held(found[-1] / layout.LOCK)
     return f"has not finished ({'running' if running else status_of(found[-1]) or 'interrupted'})"
+
+
+def inputs_first(jobs: Mapping[str, Any]) -> list[str]:
+    """Return the ids of jobs, from their settings: inputs before the jobs derived from them."""
+
+    def depth(job: str) -> int:
+        return max((1 + depth(i) for i in identity.inputs(jobs[job]) if i in jobs), default=0)
+
+    return sorted(jobs, key=depth)
 
 
 def inputs_of(settings: Any, runs_root: Path) -> list[Path]:

@@ -83,13 +83,6 @@ def record_of(folder: Path, name: str) -> dict[str, Any]:
     return found if found.get("id") == folder.parent.name else {}
 
 
-def expected(folder: Path, journal: str) -> int:
-    """Return how many lines a journal had when its last attempt ended, or was sent."""
-    records = [read_record(folder / name) for name in (layout.OUTCOME, layout.SENT)]
-    of_this = [each for each in records if each.get("journal") == journal]
-    return max((int(each["lines"]) for each in of_this), default=0)
-
-
 def lines_of(attempt: Path) -> list[dict[str, Any]]:
     """Return the lines of an attempt's journal so far. Raises Damaged unless it is whole, and
     OSError."""
@@ -147,7 +140,7 @@ class Journal:
                 self._last_steps |= dict.fromkeys(line.get("metrics", ()), line.get("step", 0))
                 self.tags_before |= line.get("tags", {})
                 self._seals.append(zlib.crc32(line["crc"].encode(), self._seals[-1]))
-        _check(folder, reader)
+        check(folder, reader)
         os.truncate(path, reader.end)  # half a line, which a killed process left
 
         self.lines, self._seal = reader.line, self._seals[-1]
@@ -185,9 +178,9 @@ class Journal:
         """Add files in the job's folder that should also be copied to the run."""
         self._write({"files": names})
 
-    def cost(self, process: str, reading: Reading) -> None:
+    def cost(self, reading: Reading) -> None:
         """Add what a process has used by now (costs.py)."""
-        self._write({"cost": {"process": process, **reading}})
+        self._write({"cost": reading})
 
     @property
     def mark(self) -> tuple[int, int]:
@@ -228,11 +221,14 @@ class Journal:
             self._unwritten += written
 
 
-def _check(folder: Path, reader: Reader) -> None:
-    """Raise Damaged if a journal is not the one that other files of its attempt know of."""
+def check(folder: Path, reader: Reader) -> None:
+    """Raise Damaged if a journal that was read is not the one that other files of its attempt know
+    of."""
     noted = record_of(folder, layout.SETTINGS).get("journal", reader.start)
     continues = any((folder / name).exists() for name in layout.CHECKPOINTS)
     if noted != reader.start or (continues and not reader.line):
         raise Damaged(f"the beginning of {layout.JOURNAL} is lost; {WAY_OUT}")
-    if reader.line < expected(folder, reader.start.get("journal", "")):
+    records = [read_record(folder / name) for name in (layout.OUTCOME, layout.SENT)]
+    of_this = [each for each in records if each.get("journal") == reader.start.get("journal", "")]
+    if reader.line < max((int(each["lines"]) for each in of_this), default=0):
         raise Damaged(LOST_END)

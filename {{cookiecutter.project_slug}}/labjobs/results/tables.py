@@ -82,14 +82,14 @@ def unfinished(experiment: str, script: str, wanted: Mapping[str, Any]) -> "pd.D
     import pandas as pd
 
     found = [
-        (job, why)
-        for job, why in stored_jobs.unfinished(experiment)
+        job
+        for job in stored_jobs.unfinished(experiment)
         if runtime.TAG not in job["tags"] and stored_jobs.script_of(job) == script
     ]
-    table = pd.DataFrame({"job_id": [job["job_id"] for job, _ in found]})
-    for name, values in _settings([job for job, _ in found]).items():
+    table = pd.DataFrame({"job_id": [job["job_id"] for job in found]})
+    for name, values in _settings(found).items():
         table[name] = pd.Series(values, dtype=object)
-    table["state"] = [why for _, why in found]
+    table["state"] = [job["state"] for job in found]
     return _with(table, {name: value for name, value in wanted.items() if name in table})
 
 
@@ -220,13 +220,12 @@ def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
 
 
 def _why_none(experiment: str, script: str, diverged: int) -> str:
-    known = stored_jobs.experiments()
+    known = stored_jobs.experiments(experiment)
     job = "job" if script == DEFAULT else f"job of {script}.py"
     if diverged:
         return f"all {diverged} {job}s in the experiment {experiment!r} diverged; see their log.txt"
     if experiment in known or not known:
         return f"no finished {job} in the experiment {experiment!r} yet"
-    stored_jobs.refuse_deleted(experiment)
     return f"no experiment {experiment!r} in the tracking store; it has {', '.join(known)}"
 
 

@@ -44,12 +44,11 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Gpu:
-    """A place for one job: a GPU, or a part of it, or all of several GPUs, or else the CPU, which
-    needs no locks.
+    """A place for one job: a GPU, or a part of it, or several GPUs, or else the CPU, which needs no
+    locks.
 
     `locks` says, for each CUDA device, how the paths of its locks begin; `number` is the place on a
-    GPU that jobs share. `files` are the locks while they are held; `why` says why it is not
-    available.
+    GPU that jobs share. `files` are the locks while they are held; `why` it is not available.
     """
 
     def __init__(self, locks: Mapping[str, str], number: int = 1, shared: bool = False) -> None:
@@ -89,7 +88,10 @@ class Gpu:
             alone = _lock(gpu, fcntl.LOCK_EX)
             if used := _usage(device) if alone else "":
                 why = used
-            elif _lock(gpu, self._kind) and all(map(_is_at, (gpu, place), paths)):
+            elif _lock(gpu, self._kind) and all(  # those that other sweeps would take
+                os.path.samestat(os.fstat(file), path.lstat())
+                for file, path in zip((gpu, place), paths, strict=True)
+            ):
                 return ""
         self._next_look = time.monotonic() + LOOK
         return why
@@ -116,11 +118,6 @@ def on_gpus(gpus: str | None, per_gpu: int = 1, per_job: int = 1) -> list[Gpu]:
     several = [dict(locks[end - per_job : end]) for end in ends]
     numbers = range(1, per_gpu + 1)  # a job for each GPU first, then a second one
     return [Gpu(each, number, per_gpu > 1) for number in numbers for each in several]
-
-
-def on_cpu(count: int) -> list[Gpu]:
-    """Return this many places on the CPU, for a machine without GPUs that nvidia-smi knows."""
-    return [Gpu({}) for _ in range(count)]
 
 
 def at_once(threads: int | str) -> int:
@@ -234,11 +231,6 @@ def _opened_lock(path: Path) -> int:
     with suppress(PermissionError):  # another user's
         os.utime(file)
     return file
-
-
-def _is_at(file: int, path: Path) -> bool:
-    """Whether a lock is the one that other sweeps would take."""
-    return os.path.samestat(os.fstat(file), path.lstat())
 
 
 def _lock(file: int, kind: int) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from labjobs import exit_status, files, layout
 from labjobs.cli import parser
@@ -47,14 +47,6 @@ TAIL = 65_536
 """Bytes at the end of an output or a journal that surely hold its last line."""
 
 
-class Command(NamedTuple):
-    """What runs a job: its words, the script first; with its id and its attempt's folder."""
-
-    id: str
-    folder: str
-    words: list[str]
-
-
 @dataclass(eq=False)
 class Entry:
     """A job of the grid; `number` is its place there, from 1. `state` is its state before the
@@ -77,11 +69,6 @@ class Entry:
         """The command line, after `python`; with --force for a stale job, so that it starts
         over."""
         return [f"{self.script}.py", *self.flags, *(["--force"] if self.state == "stale" else [])]
-
-    @property
-    def command(self) -> Command:
-        """What runs it."""
-        return Command(self.job.id, str(self.job.path), self.words)
 
     @property
     def inputs(self) -> list[str]:

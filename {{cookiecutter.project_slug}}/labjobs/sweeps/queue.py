@@ -120,7 +120,8 @@ class Queue:
         words = shlex.join(entry.words)
         self._say(entry, f"job {entry.job.id} started on {gpu.device}: {words}")
         try:
-            job = Running(entry.command, gpu.device, self._starter, gpu.env, gpu.files)
+            attempt, starter = entry.job.path, self._starter
+            job = Running(attempt, entry.words, gpu.device, starter, gpu.env, gpu.files)
             worker.running = entry, job
         except OSError as error:
             self._say(entry, f"job {entry.job.id} cannot be started: {cause(error)}")
@@ -133,10 +134,10 @@ class Queue:
         if status is None:
             return
         self._say(entry, job.ending(status))
-        may_again = not self.status and entry.retries < self._flags.retries
-        again = may_again and job.lacked_memory(status)
+        why = job.failed_by(status)
+        again = why == "memory" and not self.status and entry.retries < self._flags.retries
         entry.retries += again
-        if job.broke_down(status) and not entry.moved:  # twice: it is the job's own mistake
+        if why == "gpu" and not entry.moved:  # twice: it is the job's own mistake
             again = entry.moved = True
             self._leave_gpu(worker)
         self._leave(worker, entry, None if again else status)

@@ -22,7 +22,7 @@ from labjobs.errors import SettingsError, cause
 from labjobs.files import PROJECT
 from labjobs.job.terminal import counted, leave
 from labjobs.sweeps import grid
-from labjobs.sweeps.grid import Command, Entry
+from labjobs.sweeps.grid import Entry
 from labjobs.sweeps.options import Flags
 from labjobs.sweeps.starter import PAUSE, Running, Starter
 from labjobs.tracking.mlflow_client import experiment_name
@@ -45,8 +45,8 @@ def submit(
     The jobs were checked at `since`, in ns: what was written before belongs to an earlier sweep.
     """
     arrays = [*_arrays_to_make(left, queued, _largest_array())]
-    commands = [entry.command for entries, _ in arrays for entry in entries]
-    files.write_json(folder / layout.SUBMITTED, {"since": since, "jobs": commands})
+    jobs = [(str(entry.job.path), entry.words) for entries, _ in arrays for entry in entries]
+    files.write_json(folder / layout.SUBMITTED, {"since": since, "jobs": jobs})
     always = [f"--job-name={experiment_name()}", f"--gres=gpu:{flags.gpus_per_job}", *OPTIONS]
     always.append("--output=" + str(folder).replace("%", "%%") + "/slurm-%A_%a.txt")
     limit = f"%{flags.at_most}" if flags.at_most else ""
@@ -129,16 +129,16 @@ def queued(sweeps: Path) -> dict[str, str]:
             jobs, since = _submitted(folder)
             for array, start in _arrays(folder):
                 for task, state in tasks.get(array, {}).items():
-                    job = jobs[start + task]
-                    if grid.ended(Path(job.folder), since) is None:
-                        found[job.id] = f"{array}_{task} {state}"
+                    attempt, _ = jobs[start + task]
+                    if grid.ended(attempt, since) is None:
+                        found[attempt.parent.name] = f"{array}_{task} {state}"
     return found
 
 
-def _submitted(folder: Path) -> tuple[list[Command], int]:
-    """The jobs that were submitted, and when they were checked, in ns."""
+def _submitted(folder: Path) -> tuple[list[tuple[Path, list[str]]], int]:
+    """The attempt and the words of each job that was submitted; when they were checked, in ns."""
     found = json.loads((folder / layout.SUBMITTED).read_bytes())
-    return [Command(*job) for job in found["jobs"]], found["since"]
+    return [(Path(attempt), words) for attempt, words in found["jobs"]], found["since"]
 
 
 def _arrays(folder: Path) -> Iterator[tuple[str, int]]:
@@ -196,14 +196,18 @@ def main(folder: Path, first: int, processes: int) -> int:
         signal.signal(number, lambda number, _: asked.append(number))
     task = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format_map(os.environ)
     jobs, since = _submitted(folder)
-    job = jobs[first + int(os.environ["SLURM_ARRAY_TASK_ID"])]
-    status = grid.ended(Path(job.folder), since)  # in an earlier run of this task
+    attempt, words = jobs[first + int(os.environ["SLURM_ARRAY_TASK_ID"])]
+    status = grid.ended(attempt, since)  # in an earlier run of this task
     if status is None:
         if not os.environ.get("OMP_NUM_THREADS"):  # Slurm may not confine jobs to their cores
             cores = int(os.environ["SLURM_CPUS_ON_NODE"])
             os.environ["OMP_NUM_THREADS"] = str(max(1, cores // processes))
-        starter = Starter(folder / "code", (), at_once=1, processes=processes)
-        status = _run(job, since, starter, f"{os.environ['SLURMD_NODENAME']} (Slurm {task})", asked)
+        starter = Starter(folder / "code", 1, processes=processes, warm=False)
+        begun = attempt / layout.SETTINGS
+        if begun.exists() and begun.stat().st_mtime_ns > since:  # it has started over already
+            words = [word for word in words if word != "--force"]
+        place = f"{os.environ['SLURMD_NODENAME']} (Slurm {task})"
+        status = _run(attempt, words, starter, place, asked)
     if status in [128 + number for number in SIGNALS]:
         try:  # unless Slurm has ended the task, as after scancel
             if _ask("squeue", "--noheader", f"--job={task}", "--format=%T").strip() == "RUNNING":
@@ -213,18 +217,18 @@ def main(folder: Path, first: int, processes: int) -> int:
     return exit_status.DONE if status == exit_status.NOT_UPLOADED else status
 
 
-def _run(job: Command, since: int, starter: Starter, place: str, asked: Sequence[int]) -> int:
+def _run(
+    attempt: Path, words: Sequence[str], starter: Starter, place: str, asked: Sequence[int]
+) -> int:
     """Run a job, and pass on a signal that arrives; return its exit status."""
     if asked:
         return 128 + asked[0]
-    begun = Path(job.folder) / layout.SETTINGS
-    if begun.exists() and begun.stat().st_mtime_ns > since:  # it has started over, and continues
-        job = job._replace(words=[word for word in job.words if word != "--force"])
-    print(f"job {job.id} started: {shlex.join(job.words)}", flush=True)
+    job = f"job {attempt.parent.name}"
+    print(f"{job} started: {shlex.join(words)}", flush=True)
     try:
-        running = Running(job, place, starter)
+        running = Running(attempt, words, place, starter)
     except OSError as error:
-        return leave(exit_status.FAILED, f"job {job.id} cannot be started: {cause(error)}")
+        return leave(exit_status.FAILED, f"{job} cannot be started: {cause(error)}")
     while (status := running.status()) is None:
         if asked:  # it ignores further ones
             running.send_signal(asked[0])

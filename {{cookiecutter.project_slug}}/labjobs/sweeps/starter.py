@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +25,7 @@ from labjobs.fork_server import LOST, Process, Server
 from labjobs.job import identity
 from labjobs.job.terminal import leave
 from labjobs.sweeps import grid
-from labjobs.sweeps.grid import Command, Entry
+from labjobs.sweeps.grid import Entry
 from labjobs.tracking import courier
 from labjobs.tracking.mlflow_client import ENVIRONMENT
 
@@ -38,17 +38,17 @@ class Starter:
 
     The cores are divided among the jobs, as threads. Libraries (OpenMP's, OpenBLAS, MKL) set their
     number of threads when they are loaded, before run.py could set it, so it is set in the
-    environment. Everything that is started also holds the files of `keep`. Without `scripts` there
-    are no servers. Jobs of several `processes` start cold.
+    environment. Everything that is started also holds the files of `keep`. Jobs of several
+    `processes` start cold, as all do without `warm`.
     """
 
     def __init__(
         self,
         code: Path,
-        scripts: Collection[str],
         at_once: int,
         keep: Sequence[int] = (),
         processes: int = 1,
+        warm: bool = True,
     ) -> None:
         self._code, self._keep, self._processes = code, [*keep], processes
         self._jobs: Server | None = None
@@ -59,16 +59,13 @@ class Starter:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(threads),
         }
         self._env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # so that a fork can use the GPU
-        if not scripts:
-            return
-        env = ENVIRONMENT | self._env
-        self._couriers = fork_server.serve(courier.MODULES, code, env, self._keep)
-        if self._couriers:
-            self._env[courier.SERVER] = str(self._couriers.fileno())
-            self._keep.append(self._couriers.fileno())
-        texts = [(code / script).read_text("utf-8", "replace") for script in scripts]
-        trains = any(re.search(r"^(import|from) torch\b", text, re.M) for text in texts)
-        self._jobs = fork_server.serve(SLOW if trains else (), code, self._env, self._keep)
+        if warm:
+            env = ENVIRONMENT | self._env
+            self._couriers = fork_server.serve(courier.MODULES, code, env, self._keep)
+            if self._couriers:
+                self._env[courier.SERVER] = str(self._couriers.fileno())
+                self._keep.append(self._couriers.fileno())
+            self._jobs = fork_server.serve(SLOW, code, self._env, self._keep)
 
     def job(
         self, words: Sequence[str], output: int, env: Mapping[str, str], keep: Sequence[int]
@@ -113,26 +110,27 @@ PAUSE = 0.05
 
 class Running:
     """A job in its place, such as a GPU, whose locks it holds while it runs. What it prints is kept
-    in output.txt in its folder; the last line is shown.
+    in output.txt in the folder of its attempt; the last line is shown.
 
     Raises OSError if it cannot be started.
     """
 
     def __init__(
         self,
-        command: Command,
+        attempt: Path,
+        words: Sequence[str],
         place: str,
         starter: Starter,
         env: Mapping[str, str] = {},
         locks: Sequence[int] = (),
     ) -> None:
-        self._label = f"job {command.id} "
-        self._output = Path(command.folder) / layout.OUTPUT
+        self._label = f"job {attempt.parent.name} "
+        self._output = attempt / layout.OUTPUT
         self._output.parent.mkdir(parents=True, exist_ok=True)
         with self._output.open("a", encoding="utf-8") as output:
             print(f"started on {place}, {time.ctime()}", file=output, flush=True)
             self._begun = os.fstat(output.fileno()).st_mtime_ns
-            self._process = starter.job(command.words, output.fileno(), env, locks)
+            self._process = starter.job(words, output.fileno(), env, locks)
         self.send_signal = self._process.send_signal
 
     def status(self) -> int | None:
@@ -144,15 +142,13 @@ class Running:
             return KILLED if known is None else known
         return 128 - status if status is not None and status < 0 else status
 
-    def lacked_memory(self, status: int) -> bool:
-        """Whether it may have run out of memory, which is not a mistake in the code."""
-        said = grid.last_line(self._output)
-        return status == KILLED or (status == exit_status.FAILED and "out of memory" in said)
-
-    def broke_down(self, status: int) -> bool:
-        """Whether it failed because its GPU is broken."""
-        said = grid.last_line(self._output)
-        return status == exit_status.FAILED and bool(re.search(BROKEN_GPU, said))
+    def failed_by(self, status: int) -> str:
+        """Return what may have ended it other than a mistake in the code: `memory`, if there was
+        too little, or `gpu`, if that is broken."""
+        said = grid.last_line(self._output) if status == exit_status.FAILED else ""
+        if status == KILLED or "out of memory" in said:
+            return "memory"
+        return "gpu" if re.search(BROKEN_GPU, said) else ""
 
     def ending(self, status: int) -> str:
         """Return the last line of its output; a line is added if it was killed or crashed."""

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from labjobs import exit_status, layout, locks, privacy
 from labjobs.errors import SettingsError, cause
 from labjobs.files import ENGINE, PROJECT
-from labjobs.job import code_evidence, journal, provenance
+from labjobs.job import journal, provenance
 from labjobs.job.folder import JobFolder, owner_of
 from labjobs.job.identity import identity
 from labjobs.job.terminal import counted, duration, leave
@@ -52,46 +52,28 @@ class View:
     """What the store and Slurm know about the project's jobs at one moment."""
 
     def __init__(self) -> None:
-        self.problems: list[str] = []
-        self.store_is_away = False
-        self._known = stored_jobs.NOTHING
+        self.known = stored_jobs.known(experiment_name())
+        away = self.known.problem
+        self.problems = [f"{away}; going by the jobs' folders alone"] if away else []
         self.queued: dict[str, str] = {}
-        try:
-            self._known = stored_jobs.known(experiment_name())
-        except ConnectionError as error:
-            self.store_is_away = True
-            self.problems.append(f"{error}; going by the jobs' folders alone")
         try:
             self.queued = slurm.queued(PROJECT / layout.SWEEPS)
         except SettingsError as error:
             self.problems.append(f"{error}; the jobs in its queue are not known")
 
-    @property
-    def over(self) -> Set[str]:
-        """The ids of the jobs that are finished or diverged in the store, with any code."""
-        return self._known.finished.keys() | self._known.diverged.keys()
-
     def state(self, job: JobFolder[Any]) -> State:
         """Return the state of a job."""
-        finished = self._known.finished.get(job.id, [])
-        counts = any(job.fits(each.code, each.data) for each in finished)
-        if counts and not job.runtime.force and not job.redone:
+        counts = not job.runtime.force
+        if counts and self.known.has(job, "finished") and not job.redone:
             return State("finished")
-        latest = job.latest
-        for folder in (job.path, latest or job.path):  # it may have only just begun
+        for folder in (job.path, job.latest or job.path):  # it may have only just begun
             if locks.held(folder / layout.LOCK):
                 return State("running", progress(folder))
-        if lease := self._lease(job):
-            return State("running", f"on {lease.host}")
+        if host := self.known.host(job, owner_of(job.path)):
+            return State("running", f"on {host}")
         if queued := self.queued.get(job.id):
             return State("queued", f"Slurm {queued}")
-        if not latest and not job.runtime.force:
-            diverged = self._known.diverged.get(job.id, [])
-            if any(job.fits(each.code, each.data) for each in diverged):
-                return State("diverged", "in another folder")
-            if finished:
-                return State("stale", "in another folder")
-        return State("pending") if job.runtime.force else self._by_folder(job)
+        return self._by_folder(job) if counts else State("pending")
 
     def warn(self) -> None:
         """Print the problems in asking the store or Slurm."""
@@ -99,28 +81,24 @@ class View:
             leave(exit_status.FAILED, f"run.sh: {problem}")
 
     def _by_folder(self, job: JobFolder[Any]) -> State:
-        """The state of a job that no process trains and that is not in the store, from its
-        folder."""
+        """The state of a job that no process trains and that the store does not have."""
         if not job.latest:
-            return State("pending")
+            if self.known.has(job, "diverged"):
+                return State("diverged", "in another folder")
+            stored = self.known.of(job.id, "finished")
+            return State("stale", "in another folder") if stored else State("pending")
         outcome, change = job.outcome(), job.change
         status, said = outcome.get("status"), str(outcome.get("said", ""))
         if change:
             return State("pending" if job.starts_over else "stale", change)
         if status == "finished":
-            sent = self.store_is_away and courier.delivered(job.path)
+            sent = self.known.problem and courier.delivered(job.path)
             return State("finished" if sent else "unsent")
         if status in ("failed", "diverged"):
             return State(status, said)
         if status == "paused" and outcome.get("pause_after") == job.runtime.pause_after:
             return State("paused", progress(job.path))
         return State("interrupted", progress(job.path))
-
-    def _lease(self, job: JobFolder[Any]) -> stored_jobs.Lease | None:
-        leases = self._known.leases.get(job.id, [])
-        owner = owner_of(job.path) if leases else ""
-        others = (lease for lease in leases if lease.owner != owner)
-        return next((lease for lease in others if code_evidence.fits(lease.code, job.code)), None)
 
 
 def progress(folder: Path) -> str:
@@ -149,7 +127,12 @@ def show(jobs: Sequence[JobFolder[Any]], brief: bool = False, as_json: bool = Fa
     states = {job: view.state(job) for job in {job.id: job for job in jobs}.values()}
     count = Counter(state.word for state in states.values())
     if as_json:
-        print(json.dumps([_row(job, state) for job, state in states.items()], indent=2))
+        rows = [
+            {"id": job.id, "state": word, "about": about, "folder": str(job.path)}
+            | {"code": job.code.digest, "script": job.script, "settings": identity(job.settings)}
+            for job, (word, about) in states.items()
+        ]
+        print(json.dumps(rows, indent=2))
     else:
         for job, (word, about) in states.items():
             if not brief or word in {"running", "failed", "diverged"}:
@@ -159,12 +142,6 @@ def show(jobs: Sequence[JobFolder[Any]], brief: bool = False, as_json: bool = Fa
     sys.stdout.flush()
     view.warn()
     return count.keys()
-
-
-def _row(job: JobFolder[Any], state: State) -> dict[str, Any]:
-    row = {"id": job.id, "state": state.word, "about": state.about, "folder": str(job.path)}
-    row |= {"code": job.code.digest, "script": job.script}
-    return row | {"settings": identity(job.settings)}
 
 
 def watch(jobs: Sequence[JobFolder[Any]]) -> None:

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -65,12 +64,10 @@ def run(folder: Path, words: list[str]) -> int:
     on_gpus = bool(places)
     if not places:
         most = min(gpus.at_once(entry.job.runtime.threads) for entry in left)
-        places = gpus.on_cpu(flags.per_gpu or max(1, most // per_job))
+        places = [gpus.Gpu({}) for _ in range(flags.per_gpu or max(1, most // per_job))]
     numbers = [entry.number for entry in left]
     files.write_json(folder / layout.LEFT, {"numbers": numbers, "on_slurm": on_slurm})
-    scripts = {entry.words[0] for entry in left}
-    at_once = min(len(left), len(places))
-    starter = Starter(folder / "code", scripts, at_once, [lock], per_job)
+    starter = Starter(folder / "code", min(len(left), len(places)), [lock], per_job)
     if starter.check(folder):
         return exit_status.WRONG
     since = (folder / layout.CHECKED).stat().st_mtime_ns
@@ -86,7 +83,7 @@ def run(folder: Path, words: list[str]) -> int:
     if not (on_gpus or flags.per_gpu or files.read_json(folder / layout.CHECKED)["on_cpu"]):
         # The jobs take a GPU that nvidia-smi does not know, and all cores.
         places = places[:1]
-        starter = Starter(folder / "code", scripts, 1, [lock], per_job)
+        starter = Starter(folder / "code", 1, [lock], per_job)
     queue = Queue(left, len(entries), places, starter, flags, since)
     queue.run()
     return grid.summary(entries, queue.status)
@@ -110,7 +107,7 @@ def _left(entries: list[Entry], view: states.View, flags: Flags) -> list[Entry]:
     to_run = {*STARTED}
     if not flags.slurm:
         to_run.add("running")  # wait for it; on Slurm, waiting would block a GPU
-    if view.store_is_away:
+    if view.known.problem:
         to_run.remove("unsent")
     if flags.redo_stale:
         to_run.add("stale")
@@ -123,13 +120,8 @@ def _left(entries: list[Entry], view: states.View, flags: Flags) -> list[Entry]:
             entry.state = "skipped"
         seen.add(entry.job.id)
     left = {entry.job.id: entry for entry in entries if entry.state in to_run}
-    return sorted(left.values(), key=partial(_depth, left=left))
-
-
-def _depth(entry: Entry, left: Mapping[str, Entry]) -> int:
-    """How many of the remaining jobs must run one after another before this job can run."""
-    depths = (_depth(left[job], left) for job in entry.inputs if job in left)
-    return 1 + max(depths, default=-1)
+    settings = {job: entry.job.settings for job, entry in left.items()}
+    return [left[job] for job in attempts.inputs_first(settings)]
 
 
 def _check_left(left: list[Entry], entries: list[Entry], flags: Flags) -> None:

@@ -33,17 +33,13 @@ INTERVAL = 10.0
 
 
 def totals(attempt: Path) -> dict[str, float]:
-    """Return the cost of an attempt so far, by metric. What is unknown is left out, such as the
-    energy of a GPU that does not count it."""
+    """Return the cost of an attempt so far, by metric. What is unknown is left out."""
     start = journal.record_of(attempt, layout.SETTINGS).get("journal", {})
-    processes = _seen(attempt, start.get("journal", ""))
-    for line in _lines(attempt):
-        if "cost" in line:
-            used = dict(line["cost"])
-            _merge(processes, used.pop("process"), used)
+    readings = [*_seen(attempt, start.get("journal", "")).values()]
+    readings += [line["cost"] for line in _lines(attempt) if "cost" in line]
     cost = {}
     for name, (what, unit, combined) in COSTS.items():
-        if known := [used[what] for used in processes.values() if what in used]:
+        if known := [used[what] for used in readings if what in used]:
             cost[name] = combined(known) / unit
     return cost
 
@@ -58,12 +54,6 @@ def as_lines(attempt: Path) -> list[dict[str, Any]]:
     return [{"time": logged[-1]["time"], "step": step, "metrics": cost}]
 
 
-def keep(attempt: Path, journal_id: str, processes: dict[str, Reading]) -> None:
-    """Write down what the processes that trained an attempt have used, as seen by couriers."""
-    about = {"schema": 1, "id": attempt.parent.name, "journal": journal_id}
-    write_record(attempt / layout.COST, {**about, "processes": processes})
-
-
 def _seen(attempt: Path, journal_id: str) -> dict[str, Reading]:
     """What couriers have seen, by process; empty if it belongs to another journal."""
     found = journal.record_of(attempt, layout.COST)
@@ -76,75 +66,30 @@ def _lines(attempt: Path) -> list[dict[str, Any]]:
     return []
 
 
-def _merge(processes: dict[str, Reading], process: str, used: Reading) -> None:
-    """Update what is known about a process with what it has used by now."""
-    before = processes.setdefault(process, {})
-    for name, value in used.items():
-        before[name] = max(value, before.get(name, 0.0))
-
-
 class Meter:
-    """What the trainer of an attempt uses, seen from its courier. Its methods raise nothing: the
-    courier goes on even if a driver or a disk fails."""
+    """What the trainer of an attempt uses, seen from its courier."""
 
-    def __init__(self, folder: Path, trainer: int) -> None:
-        self._folder, self._trainer = folder, trainer
-        about = journal.record_of(folder, layout.SETTINGS)
+    def __init__(self, attempt: Path, trainer: int) -> None:
+        self._attempt, self._trainer = attempt, trainer
+        about = journal.record_of(attempt, layout.SETTINGS)
         self._journal = str(about.get("journal", {}).get("journal", ""))
-        self._processes = _seen(folder, self._journal)
+        self._processes = _seen(attempt, self._journal)
         self._process = ""
-        self._gpu: Gpu | None = None
         self._next_write = 0.0
 
-    def look(self, gpu: str, ended: bool = False) -> None:
-        """Read what the trainer has used, and its `gpu`, if its UUID is known by now; write it down
-        if it is time for that or if the trainer has `ended`."""
-        with suppress(Exception):
-            with suppress(OSError):  # once it has ended, what was seen last counts
-                process, used = machine.of(self._trainer)
-                if self._process in ("", process):
-                    self._process = process
-                    _merge(self._processes, process, used)
-            if not gpu or (self._gpu and self._gpu.uuid != gpu):
-                self._gpu = None  # of an earlier attempt
-            if gpu and not self._gpu:
-                self._gpu = Gpu(gpu)
-            if self._process and (ended or time.monotonic() >= self._next_write):
-                self._next_write = time.monotonic() + INTERVAL
-                known = self._processes[self._process]
-                if self._gpu:
-                    known["gpu_seconds"] = known["seconds"]
-                if self._gpu and (joules := self._gpu.joules()) is not None:
-                    known["joules"] = joules
-                keep(self._folder, self._journal, self._processes)
-
-
-class Gpu:
-    """A GPU, or a part of one (MIG), as NVIDIA's driver sees it (docs.nvidia.com/deploy/nvml-api).
-    What the driver does not report is left out."""
-
-    def __init__(self, uuid: str) -> None:
-        import pynvml  # here, so that only the courier of a job on a GPU waits for it
-
-        self.uuid = uuid
-        self._nvml, self._gpu = pynvml, None
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()
-        for kind in ("GPU", "MIG"):  # torch's UUID does not tell a part of a GPU from a whole one
-            with suppress(pynvml.NVMLError):
-                self._gpu = pynvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
-        self._begun = self._ask("nvmlDeviceGetTotalEnergyConsumption")
-
-    def joules(self) -> float | None:
-        """Return the energy that it has used since this was made, by all its users together."""
-        counted = self._ask("nvmlDeviceGetTotalEnergyConsumption")
-        if counted is None or self._begun is None:
-            return None
-        return float(counted - self._begun) / 1000
-
-    def _ask(self, function: str) -> Any:
-        """What a function of NVML returns for it; None if the driver cannot say."""
-        if self._gpu is not None:
-            with suppress(self._nvml.NVMLError):
-                return getattr(self._nvml, function)(self._gpu)
-        return None
+    def look(self, on_gpu: bool, ended: bool = False) -> None:
+        """Read what the trainer has used; write it down if it is time for that or if the trainer
+        has `ended`."""
+        with suppress(OSError, LookupError):  # it has ended: what was seen last counts
+            process, used = machine.of(self._trainer)
+            if self._process in ("", process):
+                self._process = process
+                if on_gpu:
+                    used["gpu_seconds"] = used["seconds"]
+                before = self._processes.setdefault(process, {})  # also of children that have ended
+                before |= {name: max(value, before.get(name, 0)) for name, value in used.items()}
+        if self._process and (ended or time.monotonic() >= self._next_write):
+            self._next_write = time.monotonic() + INTERVAL
+            about = {"schema": 1, "id": self._attempt.parent.name, "journal": self._journal}
+            with suppress(OSError):  # a full disk: the courier goes on
+                write_record(self._attempt / layout.COST, about | {"processes": self._processes})

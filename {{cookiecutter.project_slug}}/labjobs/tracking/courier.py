@@ -1,33 +1,32 @@
-"""The courier: a separate process that copies a job's journal to the tracking store and, at the end
-of an attempt, to Parquet files if there is a folder for them. Only the courier imports MLflow. In
-the training process, MLflow's threads would compete with the loop for the interpreter's lock, and
-importing it would nearly double the time to start. So the job starts the courier before it imports
-torch, and passes it the job's folder through a pipe. While the store is unavailable, the courier
-keeps trying as long as the job runs and for DELIVERY more seconds. The job's next courier sends the
-rest.
+"""The courier: a separate process that copies a job's journal to the tracking store.
+
+Only the courier imports MLflow. In the training process, MLflow's threads would compete with the
+loop for the interpreter's lock, and importing it would nearly double the time to start. So the job
+starts the courier before it imports torch, and passes it the job's folder through a pipe. While the
+store is unavailable, the courier keeps trying as long as the job runs and for DELIVERY more
+seconds. The job's next courier sends the rest.
 """
 
 import gc
 import json
 import os
-import platform
 import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from labjobs import exit_status, fork_server, layout, locks
-from labjobs.errors import JobError, SettingsError, cause
+from labjobs.errors import JobError, cause
 from labjobs.files import CODE, read_record, write_record
 from labjobs.job import attempts, data_evidence, journal
 from labjobs.job.journal import Damaged
 from labjobs.job.terminal import leave
-from labjobs.tracking import costs, mlflow_client, parquet
+from labjobs.tracking import costs, mlflow_client
 from labjobs.tracking.costs import Meter
 from labjobs.tracking.mlflow_client import prepare, reason
 from labjobs.tracking.mlflow_store import AT_THE_END, Elsewhere, Line, Run
@@ -56,7 +55,7 @@ class Courier:
     another folder."""
 
     def __init__(self) -> None:
-        self._folder = Path()
+        self._folder: Path | None = None
         self.displaced = False
         self._start()
 
@@ -70,10 +69,11 @@ class Courier:
         """Wait until everything is delivered; return the problem in one line, empty if there is
         none. A courier that needs longer than these seconds continues on its own.
         """
-        code = self._wait(seconds)
-        if code is not None and code < 0:  # it was killed: another one does its work
+        code, folder = self._wait(seconds), self._folder
+        early = code == 0 and folder and not delivered(folder)
+        if folder and code is not None and (early or code < 0):  # another one does its work
             self._start()
-            self.carry(self._folder)
+            self.carry(folder)
             code = self._wait(seconds)
         self.displaced = code == exit_status.ELSEWHERE
         self._errors.seek(0)
@@ -108,9 +108,9 @@ class Courier:
 # The courier's own process: it delivers one journal until the job has ended.
 
 
-def main() -> None:
-    """Deliver the journal in the folder that the pipe's first line names."""
-    trainer = Trainer(int(sys.argv[1]))
+def main(trainer: int) -> None:
+    """Deliver the journal in the folder that the pipe's first line names, of the process with this
+    id."""
     with suppress(Exception):  # an unavailable store is reported later, if it still is
         prepare()
     gc.freeze()  # skips a last garbage collection, which took a second
@@ -119,59 +119,24 @@ def main() -> None:
         return  # the job ended before it began
     folder = Path(json.loads(line))
     try:
-        with turn(folder) as next_waits:
-            carry(folder, trainer.has_ended, next_waits, Meter(folder, trainer.pid))
+        with locks.waiting(folder / layout.COURIER_LOCK):  # for the courier of an earlier attempt
+            carry(folder, Meter(folder, trainer))
     except Elsewhere as error:
-        trainer.interrupt()
+        if not _has_ended(folder, 0):
+            os.kill(trainer, signal.SIGTERM)
         print(error, file=sys.stderr)
         sys.exit(exit_status.ELSEWHERE)
     except (OSError, Damaged) as error:  # of the job's own files
         sys.exit(cause(error))
 
 
-class Trainer:
-    """The process that trains, seen from its courier, which reads from its pipe.
-
-    The pipe can stay open after the trainer's end, in the processes of a loader. The courier is a
-    child of the trainer or, in a sweep, of a server; a pidfd works for both, where the system has
-    them.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._over = False
-        self._end: int | None = None
-        try:
-            self._end = os.pidfd_open(pid)
-        except (AttributeError, OSError):  # this system has no pidfds, or it has ended
-            self._over = os.getppid() != pid
-
-    def has_ended(self, seconds: float) -> bool:
-        """Wait up to this many seconds for its end; return whether it has ended."""
-        if self._over:
-            time.sleep(seconds)
-            return True
-        files = [sys.stdin.fileno(), *([] if self._end is None else [self._end])]
-        self._over = bool(select.select(files, [], [], seconds)[0])
-        return self._over or (self._end is None and os.getppid() != self.pid)
-
-    def interrupt(self) -> None:
-        """Send it TERM, if it is still running."""
-        with suppress(ProcessLookupError):
-            if self._end is not None:
-                signal.pidfd_send_signal(self._end, signal.SIGTERM)
-            elif os.getppid() == self.pid:
-                os.kill(self.pid, signal.SIGTERM)
-
-
-@contextmanager
-def turn(folder: Path) -> Iterator[Callable[[], bool]]:
-    """Become the only courier of a job, after the courier of an earlier attempt has ended. Yields a
-    function that says whether another courier is waiting.
-    """
-    path, me = folder / layout.COURIER_LOCK, f"{platform.node()} {os.getpid()}".encode()
-    with locks.waiting(path, note=me.decode()) as file:
-        yield lambda: os.pread(file.fileno(), 512, 0) != me
+def _has_ended(folder: Path, seconds: float) -> bool:
+    """Wait up to this many seconds for the trainer's end; return whether it has ended. Then its
+    pipe is closed, unless processes of a loader have it, and its lock is free."""
+    if select.select([sys.stdin], [], [], seconds)[0]:
+        return True
+    lock = folder / layout.LOCK
+    return lock.exists() and not locks.held(lock)
 
 
 INTERVAL = 1.0
@@ -184,49 +149,39 @@ DELIVERY = 120.0
 """Seconds that a courier keeps trying after its job has ended."""
 
 
-def carry(
-    folder: Path,
-    job_ended: Callable[[float], bool],
-    next_waits: Callable[[], bool],
-    meter: Meter,
-) -> None:
-    """Deliver until the job has ended and everything is sent, or until the job's next courier can
-    take over.
-
-    `job_ended` waits up to the given number of seconds for the end. Raises Elsewhere if the job
-    belongs to another process, Damaged, and OSError if the Parquet files cannot be written.
-    """
+def carry(folder: Path, meter: Meter) -> None:
+    """Deliver until the job has ended and everything is sent. Raises Elsewhere if the job belongs
+    to another process, and Damaged."""
     delivery = Delivery(folder)
     pause, over, said = 0.0, False, ""
     while True:
-        meter.look(delivery.gpu)
-        gone = job_ended(pause)  # asked first, so that everything that the job wrote is read
-        delivery.read()
-        if not over and (gone or delivery.status):
-            over = True
-            meter.look(delivery.gpu, ended=True)
-            signal.setitimer(signal.ITIMER_REAL, DELIVERY)  # ends this process
+        if over:
+            time.sleep(pause)
+        else:
+            gone = _has_ended(folder, pause)  # asked first, so that everything it wrote is read
+            delivery.read()
+            over = gone or bool(delivery.status)
+            meter.look(delivery.on_gpu, ended=over)
+            if over:
+                signal.setitimer(signal.ITIMER_REAL, DELIVERY)  # ends this process
         try:
             delivery.send(over)
-            problem, pause = "", INTERVAL
             if over:
-                break
+                return
+            problem, pause = "", INTERVAL
         except (Elsewhere, Damaged):
             raise
         except Exception as error:  # whatever a store raises
             problem = reason(error)
             pause = INTERVAL if over else min(LONGEST, 2 * pause + INTERVAL)
-            if over and next_waits():
-                return
             if problem != said:
                 print(problem, file=sys.stderr, flush=True)
         said = problem
-    delivery.write_tables()
 
 
 class Delivery:
     """A journal on its way to its run in the store. `status` is the journal's word for how the job
-    ended, if it has ended; `gpu` is the UUID of the job's GPU, if it is known.
+    ended, if it has ended; `on_gpu` says whether the job is known to use a GPU.
 
     sent.json says how far the delivery has come: to which run, and up to which line of which
     journal. That only saves work, because lines that are sent twice are stored once. A damaged
@@ -242,13 +197,10 @@ class Delivery:
         self._file = (folder / layout.JOURNAL).open("rb")
         self._reader = journal.Reader(self._file)
         self._unsent: list[Line] = []
-        self.status, self.gpu = "", ""
+        self.status, self.on_gpu = "", False
         self.read()
-        if not self._unsent:
-            raise Damaged(f"{layout.JOURNAL} is empty; {journal.WAY_OUT}")
+        journal.check(folder, self._reader)
         self._journal = str(self._reader.start["journal"])
-        if self._reader.line < journal.expected(folder, self._journal):
-            raise Damaged(f"the end of {layout.JOURNAL} is lost; {journal.WAY_OUT}")
         self._run = Run(folder, about, self._journal)
         self._is_open = False
 
@@ -258,9 +210,9 @@ class Delivery:
         self._unsent += new
         for line in new:
             if "start" in line:
-                self.status, self.gpu = "", ""  # the last attempt's
+                self.status, self.on_gpu = "", False  # the last attempt's
             self.status = line.get("end", self.status)
-            self.gpu = line.get("tags", {}).get("gpu", self.gpu)
+            self.on_gpu |= "gpu" in line.get("tags", {})
 
     def send(self, over: bool = False) -> None:
         """Send what has been read and, if the job is `over`, its end. Raises whatever the store
@@ -305,17 +257,9 @@ class Delivery:
         self._run.add(self._folder, AT_THE_END)
         self._note(status)
 
-    def write_tables(self) -> None:
-        """Write the Parquet files, if there is a folder for them. Raises OSError."""
-        if tables := parquet.root():
-            status = self.status or "KILLED"
-            parquet.write(tables, self._folder, status)
-            self._note(status, str(tables))
-
-    def _note(self, status: str, tables: str = "") -> None:
+    def _note(self, status: str) -> None:
         noted = {
             "store": mlflow_client.fingerprint(),
-            "tables": tables,
             "run": self._run.id,
             "journal": self._journal,
             "lines": self._reader.line,
@@ -326,20 +270,12 @@ class Delivery:
             write_record(self._folder / layout.SENT, noted)
 
 
-def check_places() -> None:
-    """Raise SettingsError if the store's address or the Parquet folder cannot be used."""
-    mlflow_client.check()
-    parquet.check()
-
-
 def delivered(folder: Path) -> bool:
-    """Whether the store and the Parquet folder are known to have all of an attempt's journal."""
+    """Whether the store is known to have all of an attempt's journal."""
     noted = read_record(folder / layout.SENT)
     start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
     all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))
     if all_of_it != (mlflow_client.fingerprint(), start.get("journal"), True):
-        return False
-    if (tables := parquet.root()) and noted.get("tables") != str(tables):
         return False
     # A journal can be shorter than it was: it was damaged since.
     return bool((folder / layout.JOURNAL).stat().st_size <= noted["bytes"])
@@ -350,13 +286,8 @@ def delivered(folder: Path) -> bool:
 
 def sync(runs_root: Path, stored: Callable[[Path], bool] = lambda attempt: True) -> int:
     """Send the missing results of every job that is not running; return the exit status. `stored`
-    says whether the store still has an attempt that was sent. Raises SettingsError if there is no
-    such folder, or a place cannot be used.
-    """
-    check_places()
-    if not runs_root.expanduser().is_dir():
-        raise SettingsError(f"--runs-root: there is no folder {runs_root}")
-    folders = [file.parent for file in sorted(runs_root.expanduser().glob(f"*/*/{layout.JOURNAL}"))]
+    says whether the store still has an attempt that was sent."""
+    folders = [file.parent for file in sorted(runs_root.glob(f"*/*/{layout.JOURNAL}"))]
     left = [folder for folder in folders if not (delivered(folder) and stored(folder))]
     left = [folder for folder in left if not locks.held(folder / layout.LOCK)]
     sent = 0
@@ -376,27 +307,22 @@ def sync(runs_root: Path, stored: Callable[[Path], bool] = lambda attempt: True)
 
 
 def _send(folder: Path) -> None:
-    """Raises JobError for what is wrong with the job's or the Parquet files, or what the store
-    raises."""
+    """Raises JobError for what is wrong with the job's files, or what the store raises."""
     with ExitStack() as held:
         try:
             lock = locks.take(folder / layout.LOCK)
             if not lock:
                 raise JobError("is running and uploads its results itself")
             held.enter_context(lock)
-            held.enter_context(turn(folder))
+            held.enter_context(locks.waiting(folder / layout.COURIER_LOCK))
             delivery = Delivery(folder)
         except (OSError, Damaged) as error:
             raise JobError(f"cannot be sent: {cause(error)}") from error
         delivery.send(over=True)
-        try:
-            delivery.write_tables()
-        except OSError as error:
-            raise JobError(f"is not in the Parquet folder: {cause(error)}") from error
         if attempts.status_of(folder) == "finished":
             attempts.drop_checkpoints(folder)
 
 
 if __name__ == "__main__":
     os.nice(5)  # training goes first
-    main()
+    main(int(sys.argv[1]))

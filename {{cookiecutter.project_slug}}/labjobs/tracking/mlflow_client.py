@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from labjobs import locks
 from labjobs.errors import SettingsError
 from labjobs.files import CODE, PROJECT
-from labjobs.job.identity import FILE, project_id
+from labjobs.job.identity import project_id
 from labjobs.privacy import printable, scrub
 
 if TYPE_CHECKING:
@@ -70,15 +70,19 @@ def sqlite_path() -> Path | None:
 def check() -> None:
     """Raise SettingsError if the address is not a valid one for a store."""
     uri = store_uri()
-    path, server = sqlite_path(), SERVER.fullmatch(uri)
-    wrong = ""
-    if path and "'" in f"{path}{PROJECT}":
-        wrong = "MLflow cannot work in a folder with a ' in its path; rename the folder"
-    elif not f"{uri}{PROJECT}".isprintable() or uri != uri.strip():
+    path, options, wrong = sqlite_path(), uri.partition("?")[2], ""
+    server = None if path else SERVER.fullmatch(uri)
+    if not f"{uri}{PROJECT}".isprintable() or uri != uri.strip():
         wrong = "has a line break or a space at its end, or the project's folder a line break"
-    elif path:
-        wrong = _problem(path, uri.partition("?")[2])
-    elif uri.startswith("sqlite"):
+    elif path and "'" in f"{path}{PROJECT}":
+        wrong = "MLflow cannot work in a folder with a ' in its path; rename the folder"
+    elif path and not path.parent.is_dir():
+        wrong = f"there is no folder {path.parent}"
+    elif path and (path.is_dir() or path.name == ":memory:"):
+        wrong = "must be the path of a file"
+    elif path and options and not re.fullmatch(r"timeout=\d+(\.\d+)?", options):
+        wrong = "may have only ?timeout=SECONDS after the path; write %3F for a ? in it"
+    elif not path and uri.startswith("sqlite"):
         wrong = f"must be {SQLITE} and the path of a file"
     elif re.split("[:+]", uri)[0] not in KINDS:
         wrong = f"must begin with one of {', '.join(KINDS)}, and ://"
@@ -88,19 +92,6 @@ def check() -> None:
         wrong = "must have a number, the port, after the last : before the path"
     if wrong:
         raise SettingsError(f"MLFLOW_TRACKING_URI {shown()}: {scrub(wrong)}")
-
-
-def _problem(path: Path, options: str) -> str:
-    """What is wrong with a sqlite store; empty if nothing is."""
-    if not path.parent.is_dir():
-        return f"there is no folder {path.parent}"
-    if path.is_dir():
-        return "is a folder; give the path of a file in it"
-    if path.name == ":memory:":
-        return "is lost when a process ends; give the path of a file"
-    if options and not re.fullmatch(r"timeout=\d+(\.\d+)?", options):
-        return "may have ?timeout=SECONDS after the path, and nothing else; write %3F for a ? in it"
-    return ""
 
 
 def shown() -> str:
@@ -253,17 +244,10 @@ def prepare(runs_root: Path = PROJECT) -> str:
 def belongs_to_another(experiment: str, owner: str) -> SettingsError:
     """Return the message for a project whose name belongs to another project in the store, with
     this id."""
-    if not FILE.exists():
-        return SettingsError(
-            f"the experiment {experiment!r} in the tracking store belongs to the project "
-            f"{owner}, and this folder has no .project-id; if git has taken it away (an older "
-            f"commit, `git stash -u`), commit the file again: `echo {owner} > .project-id`; if "
-            "this is another project, change the name in pyproject.toml"
-        )
     return SettingsError(
         f"the experiment {experiment!r} in the tracking store belongs to another project; change "
-        "the name in pyproject.toml, or if this is a copy of that project, give it the same "
-        ".project-id"
+        "the name in pyproject.toml, or if this is a copy of that project, or git has taken "
+        f".project-id away (an older commit, `git stash -u`), `echo {owner} > .project-id`"
     )
 
 

@@ -241,7 +241,7 @@ def tags(folder: "JobFolder[Any]") -> dict[str, str]:
     version = provenance.version()
     inputs: dict[str, str] = record_of(folder.path, layout.SETTINGS).get("inputs", {})
     found = {
-        "mlflow.user": _user(),
+        "mlflow.user": user(),
         "mlflow.source.type": "LOCAL",
         "mlflow.source.name": f"{folder.script}.py",
         "mlflow.source.git.commit": version["commit"],
@@ -280,7 +280,8 @@ def _note(folder: "JobFolder[Any]", inputs: Sequence[str]) -> str:
     return scrub("\n\n".join(line[:LONGEST] for line in lines if line))
 
 
-def _user() -> str:
+def user() -> str:
+    """Return the name of this process's user, or else the number."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # a user without a name, as in some containers

@@ -1,11 +1,10 @@
-"""What the tracking store holds about jobs: which are finished, diverged or being trained, their
-values and files.
+"""What the tracking store holds about jobs: their states, values and files.
 
-A finished job is an active run with the tag `job_id`, the status FINISHED and the mark `finished`,
-which its courier writes last, because the status alone is not reliable. One that diverged has the
-status FAILED and the mark `diverged`. A lease is a run that is being written. A sqlite store is
-queried by SQL: thousands of jobs take milliseconds, while importing MLflow takes 2 s. Any other is
-asked through MLflow's client. All functions raise ConnectionError when the store cannot be read.
+A job is an active run with the tag `job_id`. If it has finished, it has the mark `finished`, which
+its courier writes last, because MLflow's status alone is not reliable. A sqlite store is queried by
+SQL: thousands of jobs take milliseconds, while importing MLflow takes 2 s. Any other is asked
+through MLflow's client. Except for `known`, functions raise ConnectionError when the store cannot
+be read.
 """
 
 import json
@@ -13,19 +12,20 @@ import math
 import subprocess
 import sys
 from ast import literal_eval
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from labjobs import exit_status, layout
 from labjobs.cli.flags import as_text
 from labjobs.errors import SettingsError
 from labjobs.files import CODE, PROJECT, read_record
 from labjobs.job import attempts, code_evidence, data_evidence, identity
-from labjobs.tracking import courier, mlflow_client
+from labjobs.job.folder import JobFolder
+from labjobs.tracking import mlflow_client
 from labjobs.tracking.mlflow_client import (
     AWAY,
     LONGEST_QUERY,
@@ -46,14 +46,11 @@ RUNS = """
 SELECT run_uuid, status, start_time, end_time FROM runs JOIN experiments USING (experiment_id)
 WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active'
 """
-OWNERS = f"""
-SELECT experiments.name, tags.value FROM experiments
+EXPERIMENTS = f"""
+SELECT name, lifecycle_stage, experiments.experiment_id, tags.value FROM experiments
 LEFT JOIN experiment_tags AS tags
     ON tags.experiment_id = experiments.experiment_id AND tags.key = '{PROJECT_ID}'
-WHERE experiments.lifecycle_stage = 'active' ORDER BY experiments.name
-"""
-DELETED = """
-SELECT experiment_id FROM experiments WHERE name = :experiment AND lifecycle_stage = 'deleted'
+ORDER BY name
 """
 THESE = "run_uuid IN (SELECT value FROM json_each(:runs))"
 TAGS = f"SELECT run_uuid, key, value FROM tags WHERE {THESE}"
@@ -72,15 +69,15 @@ AT_ONCE = 8
 """Number of histories that are requested from a server at a time."""
 
 
-# The runs of jobs: the same, whether a database or a server is asked.
-
-
 class StoredJob(TypedDict):
     """One attempt at a job, as stored; times are in milliseconds since 1970."""
 
     job_id: str
     run_id: str
     status: str
+    """MLflow's word."""
+    state: str
+    """finished, diverged, running, failed, or else paused or interrupted."""
     diverged: bool
     started: int
     ended: int
@@ -90,95 +87,74 @@ class StoredJob(TypedDict):
     tags: dict[str, str]
 
 
-def _job(
-    run: str,
-    status: str,
-    started: int,
-    ended: int | None,
-    tags: dict[str, str],
-    params: dict[str, str],
-    metrics: dict[str, float],
-) -> StoredJob:
+OVER = ("finished", "diverged")
+
+
+def _job(run: str, status: str, started: int, ended: int | None, tags: dict[str, str]) -> StoredJob:
+    state = "failed" if status == "FAILED" else "paused or interrupted"
+    if status == "FAILED" and tags.get("diverged") == "true":
+        state = "diverged"
+    elif status == "FINISHED" and tags.get("finished") == "true":
+        state = "finished"
+    elif fresh(status, tags.get("heartbeat", "")):
+        state = "running"
     return {
         "job_id": tags["job_id"],
         "run_id": run,
         "status": status,
-        "diverged": status == "FAILED" and tags.get("diverged") == "true",
+        "state": state,
+        "diverged": state == "diverged",
         "started": started,
         "ended": ended or 0,
-        "params": params,
-        "metrics": metrics,
+        "params": {},
+        "metrics": {},
         "tags": tags,
     }
-
-
-def _is_over(job: StoredJob) -> bool:
-    """Whether it finished, which takes the mark too, or diverged."""
-    is_finished = job["status"] == "FINISHED" and job["tags"].get("finished") == "true"
-    return is_finished or job["diverged"]
 
 
 def jobs(experiment: str) -> list[StoredJob]:
     """Return the attempts at jobs that finished or diverged, by job id; of several runs with the
     same job id and code, a finished one, or the last to end."""
+    over = _complete([job for job in _every(experiment) if job["state"] in OVER])
+    over.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
+    return list({(job["job_id"], job["tags"].get("code")): job for job in over}.values())
+
+
+def unfinished(experiment: str) -> list[StoredJob]:
+    """Return the newest attempt at each job that has neither finished nor diverged with any code,
+    by job id."""
+    every = sorted(_every(experiment), key=lambda job: (job["job_id"], job["started"]))
+    over = {job["job_id"] for job in every if job["state"] in OVER}
+    newest = {job["job_id"]: job for job in every if job["job_id"] not in over}
+    return _complete([*newest.values()])
+
+
+def _every(experiment: str, query: str = TAGS) -> list[StoredJob]:
+    """The runs of all jobs; from a database with the tags that a query asks for, but without params
+    and metrics."""
     path = sqlite_path()
-    every = _by_sql(path, experiment, TAGS) if path else _by_client(experiment)
-    over = [job for job in every if _is_over(job)]
-    if path:
-        by_run = {job["run_id"]: job for job in over}
+    return _by_sql(path, experiment, query) if path else _by_client(experiment)
+
+
+def _complete(found: list[StoredJob]) -> list[StoredJob]:
+    """The same, with the params and metrics that a database has of them."""
+    if path := sqlite_path():
+        by_run = {job["run_id"]: job for job in found}
         runs = json.dumps(list(by_run))
         for run, key, value in select(path, PARAMS, runs=runs):
             by_run[run]["params"][key] = value
         for run, key, value in select(path, METRICS, runs=runs):
             by_run[run]["metrics"][key] = _number(value)
-    over.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
-    return list({(job["job_id"], job["tags"].get("code")): job for job in over}.values())
-
-
-def every(experiment: str) -> list[StoredJob]:
-    """Return all attempts at all jobs, without their params."""
-    path = sqlite_path()
-    found = _by_sql(path, experiment, TAGS) if path else _by_client(experiment)
-    if path:
-        by_run = {job["run_id"]: job for job in found}
-        for run, key, value in select(path, METRICS, runs=json.dumps(list(by_run))):
-            by_run[run]["metrics"][key] = _number(value)
     return found
 
 
-def unfinished(experiment: str) -> list[tuple[StoredJob, str]]:
-    """Return the newest attempt at each job that has neither finished nor diverged with any code,
-    and why it has no results: `failed`, `running` or `paused or interrupted`."""
-    path = sqlite_path()
-    every = _by_sql(path, experiment, TAGS) if path else _by_client(experiment)
-    over = {job["job_id"] for job in every if _is_over(job)}
-    left = sorted((job for job in every if job["job_id"] not in over), key=_start)
-    newest = {job["job_id"]: job for job in left}
-    if path:
-        by_run = {job["run_id"]: job for job in newest.values()}
-        for run, key, value in select(path, PARAMS, runs=json.dumps(list(by_run))):
-            by_run[run]["params"][key] = value
-    return [(job, _why_unfinished(job)) for _, job in sorted(newest.items())]
-
-
-def _start(job: StoredJob) -> int:
-    return job["started"]
-
-
-def _why_unfinished(job: StoredJob) -> str:
-    if fresh(job["status"], job["tags"].get("heartbeat", "")):
-        return "running"
-    return "failed" if job["status"] == "FAILED" else "paused or interrupted"
-
-
 def _by_sql(path: Path, experiment: str, query: str) -> list[StoredJob]:
-    """The runs of all jobs, with the tags that a query asks for, but no params and metrics."""
     runs = select(path, RUNS, experiment=experiment)
     tags: dict[str, dict[str, str]] = {run: {} for run, *_ in runs}
     for run, key, value in select(path, query, runs=json.dumps(list(tags))):
         tags[run][key] = value
     return [
-        _job(run, status, started, ended, tags[run], {}, {})
+        _job(run, status, started, ended, tags[run])
         for run, status, started, ended in runs
         if "job_id" in tags[run]
     ]
@@ -197,9 +173,11 @@ def _by_client(experiment: str) -> list[StoredJob]:
     for run in runs:
         about, data = run.info, run.data
         if "job_id" in data.tags:
-            metrics = {key: _number(value) for key, value in data.metrics.items()}
             times = about.start_time, about.end_time
-            found.append(_job(about.run_id, about.status, *times, data.tags, data.params, metrics))
+            job = _job(about.run_id, about.status, *times, data.tags)
+            job["params"] = data.params
+            job["metrics"] = {key: _number(value) for key, value in data.metrics.items()}
+            found.append(job)
     return found
 
 
@@ -212,84 +190,66 @@ def asked() -> Iterator["MlflowClient"]:
         raise ConnectionError(f"{AWAY}: {mlflow_client.reason(error)}") from error
 
 
-# What a job or a sweep asks before it begins: which jobs have ended, and which are being trained.
+# What a job or a sweep asks before it begins.
 
 
-class Lease(NamedTuple):
-    """Who trains a job, and with which code, according to the store."""
+class Known:
+    """The runs of jobs in the store, by job id; none, if a `problem` keeps it from being read."""
 
-    code: str
-    owner: str
-    host: str
+    def __init__(self, runs: Iterable[StoredJob] = (), problem: str = "") -> None:
+        self.problem = problem
+        self.runs: dict[str, list[StoredJob]] = {}
+        for run in runs:
+            self.runs.setdefault(run["job_id"], []).append(run)
+
+    def of(self, job: str, *states: str) -> list[StoredJob]:
+        """Return the runs of a job that are in one of some states, with any code and data."""
+        return [run for run in self.runs.get(job, []) if run["state"] in states]
+
+    def has(self, job: JobFolder[Any], state: str) -> bool:
+        """Return whether a job is in a state with its present code and data."""
+        return any(fits(job, run) for run in self.of(job.id, state))
+
+    def host(self, job: JobFolder[Any], owner: str) -> str:
+        """Return where a job is being trained with its present code by another than the owner of an
+        attempt; empty if it is not."""
+        for run in self.of(job.id, "running"):
+            tags = run["tags"]
+            if tags.get("owner") != owner and code_evidence.fits(tags.get("code", ""), job.code):
+                return tags.get("host", "another machine")
+        return ""
+
+    def holds(self, attempt: Path) -> bool:
+        """Return whether an attempt on this disk has its run or, if there are several folders of
+        runs, another one that stands for it."""
+        job, code = attempt.parent.name, code_evidence.digest(attempt)
+        over = [run["tags"] for run in self.of(job, *OVER) if run["tags"].get("code", "") == code]
+        if attempts.status_of(attempt) in OVER:
+            return data_evidence.digest(attempt) in {tags.get("data", "") for tags in over}
+        sent = read_record(attempt / layout.SENT).get("run")
+        ended = {run["run_id"] for run in self.runs.get(job, []) if run["status"] != "RUNNING"}
+        return bool(over) or sent in ended
 
 
-class Ended(NamedTuple):
-    """An attempt that finished or diverged: the digests of its code and data, and its duration."""
-
-    code: str
-    data: str
-    seconds: float
-
-
-class Known(NamedTuple):
-    """What the store knows about jobs, by their ids."""
-
-    finished: dict[str, list[Ended]]
-    diverged: dict[str, list[Ended]]
-    leases: dict[str, list[Lease]]
-
-
-NOTHING = Known({}, {}, {})
-"""What is known if the store is not available."""
+def fits(job: JobFolder[Any], run: StoredJob) -> bool:
+    """Return whether a run has the present code and data of a job."""
+    return job.fits(run["tags"].get("code", ""), run["tags"].get("data", ""))
 
 
 def known(experiment: str) -> Known:
-    """What the store knows about all jobs; empty if the experiment or the store does not exist yet.
-    If MLflow's client is needed, it runs in a separate process, because the calling job goes on to
-    train. Raises SettingsError if the store's address is not valid, or if the experiment belongs to
-    another project.
+    """Return what the store knows about all jobs; nothing if the experiment or the store does not
+    exist yet. If MLflow's client is needed, it runs in a separate process, because the calling job
+    goes on to train. Raises SettingsError if the store's address is not valid, or if the experiment
+    belongs to another project.
     """
-    found = Known({}, {}, {})
-    for job in _runs(experiment):
-        job_id, tags = job["job_id"], job["tags"]
-        if _is_over(job):
-            jobs = found.diverged if job["diverged"] else found.finished
-            seconds = (job["ended"] - job["started"]) / 1000
-            attempt = Ended(tags.get("code", ""), tags.get("data", ""), seconds)
-            jobs.setdefault(job_id, []).append(attempt)
-        elif fresh(job["status"], tags.get("heartbeat", "")):
-            lease = Lease(*(tags.get(name, "") for name in Lease._fields))
-            found.leases.setdefault(job_id, []).append(lease)
-    return found
-
-
-def delivered(experiment: str) -> Callable[[Path], bool]:
-    """Return a function that says whether the store has an attempt: its own run or, if there are
-    several folders of runs, another one of the same job that stands for it. Raises like `known`."""
-    runs = _runs(experiment)
-    ids = {run["run_id"] for run in runs if run["status"] != "RUNNING"}
-    over = {_evidence(run["job_id"], run["tags"]) for run in runs if _is_over(run)}
-    codes = {evidence[:2] for evidence in over}
-
-    def has(attempt: Path) -> bool:
-        job_id, code = attempt.parent.name, code_evidence.digest(attempt)
-        if attempts.status_of(attempt) in ("finished", "diverged"):
-            return (job_id, code, data_evidence.digest(attempt)) in over
-        return read_record(attempt / layout.SENT).get("run") in ids or (job_id, code) in codes
-
-    return has
-
-
-def _evidence(job_id: str, tags: dict[str, str]) -> tuple[str, str, str]:
-    return job_id, tags.get("code", ""), tags.get("data", "")
-
-
-def _runs(experiment: str) -> list[StoredJob]:
-    courier.check_places()
-    if path := sqlite_path():
-        settle(experiment)
-        return _by_sql(path, experiment, FEW_TAGS)
-    return _by_other_process(experiment)
+    mlflow_client.check()
+    try:
+        if path := sqlite_path():
+            settle(experiment)
+            return Known(_by_sql(path, experiment, FEW_TAGS))
+        return Known(_by_other_process(experiment))
+    except ConnectionError as error:
+        return Known(problem=str(error))
 
 
 def _by_other_process(experiment: str) -> list[StoredJob]:
@@ -309,34 +269,27 @@ def _by_other_process(experiment: str) -> list[StoredJob]:
     return found
 
 
-def main(experiment: str) -> None:
-    """Print the runs, as the other process."""
-    settle(experiment)
-    nothing: dict[str, Any] = {"params": {}, "metrics": {}}
-    print(json.dumps([job | nothing for job in _by_client(experiment)]))
-
-
 # Which experiments there are, and whose they are.
 
 
-def experiments() -> dict[str, str | None]:
-    """Return the ids of the projects that the store's experiments belong to, by name."""
+def experiments(wanted: str = "") -> dict[str, str | None]:
+    """Return the ids of the projects that the store's experiments belong to, by name. Raises
+    SettingsError if the one that is wanted has been deleted."""
     if path := sqlite_path():
-        return dict(select(path, OWNERS))
-    with asked() as client:
-        return {each.name: each.tags.get(PROJECT_ID) for each in client.search_experiments()}
-
-
-def refuse_deleted(experiment: str) -> None:
-    """Raise SettingsError if the experiment has been deleted in the store."""
-    if path := sqlite_path():
-        found = [str(number) for (number,) in select(path, DELETED, experiment=experiment)]
+        found = select(path, EXPERIMENTS)
     else:
         with asked() as client:
-            named = client.get_experiment_by_name(experiment)
-        found = [named.experiment_id] if named and named.lifecycle_stage == "deleted" else []
-    for number in found:
-        raise was_deleted(experiment, number)
+            from mlflow.entities import ViewType
+
+            every = client.search_experiments(ViewType.ALL)
+        found = [
+            (each.name, each.lifecycle_stage, each.experiment_id, each.tags.get(PROJECT_ID))
+            for each in every
+        ]
+    for name, stage, number, _ in found:
+        if name == wanted and stage == "deleted":
+            raise was_deleted(name, str(number))
+    return {name: owner for name, stage, _, owner in found if stage == "active"}
 
 
 def settle(experiment: str) -> None:
@@ -344,11 +297,9 @@ def settle(experiment: str) -> None:
 
     Raises SettingsError if it was deleted or belongs to another project.
     """
-    own, owners = identity.existing_id() or "none", experiments()
+    own, owners = identity.existing_id() or "none", experiments(experiment)
     if (owner := owners.get(experiment, own)) not in (own, None):
         raise belongs_to_another(experiment, str(owner))
-    if experiment not in owners:
-        refuse_deleted(experiment)
     if experiment not in owners and own in owners.values():
         rename = "from labjobs.tracking.mlflow_client import prepare; prepare()"
         subprocess.run([sys.executable, "-c", rename], cwd=CODE)
@@ -486,9 +437,11 @@ def fresh_value(text: str) -> Any:
     return text
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # the other process
     try:
-        main(sys.argv[1])
+        settle(sys.argv[1])
+        nothing: dict[str, Any] = {"params": {}, "metrics": {}}
+        print(json.dumps([job | nothing for job in _by_client(sys.argv[1])]))
     except SettingsError as problem:
         print(problem, file=sys.stderr)
         sys.exit(exit_status.WRONG)

@@ -420,9 +420,7 @@ class Job(Generic[S]):
         self._report.show(at, {**training, **values}, rates)
         times = {"epoch": at["epoch"], "elapsed_seconds": self._watch.elapsed, **rates}
         self._folder.journal.metrics(at["step"], {**values, **times}, of=self._length.total)
-        if (peak := devices.peak_memory(self.device) or 0) > self._peak:
-            self._peak = peak
-            self._folder.journal.cost("tensors", {"device_bytes": peak})
+        self._note_peak()
         self._folder.journal.flush()
 
     def keep_best(self, metrics: Metrics, **models: nn.Module) -> None:
@@ -548,6 +546,7 @@ class Job(Generic[S]):
         tested = numbers(results)
         self._check_same(tested)
         self.end_training()
+        self._note_peak()
         journal, best = self._folder.journal, self.best
         journal.files(self._outputs.save())
         kept = {f"best_{name}": value for name, value in best.get("metrics", {}).items()}
@@ -559,7 +558,10 @@ class Job(Generic[S]):
 
     def stop(self, save: bool) -> None:
         """End early, with a checkpoint if `save`."""
-        if self._state is None or self._position.over:
+        if self._state is None:
+            return
+        self._note_peak()
+        if self._position.over:
             return
         if self._open_stream:
             self._report.close()
@@ -773,6 +775,13 @@ class Job(Generic[S]):
     def _refuse_in_graph(self, name: str) -> None:
         if self._graphed and self._graphed.recording:
             raise JobError(f"job.{name} would stay what it is now; read it outside of the step")
+
+    def _note_peak(self) -> None:
+        """Note the most memory of the device that this process has taken so far."""
+        peak = devices.peak_memory(self.device) or 0
+        if peak > self._peak:
+            self._peak = peak
+            self._folder.journal.cost({"device_bytes": peak})
 
 
 def _tensors(models: Iterable[nn.Module]) -> Iterator[Tensor]:
