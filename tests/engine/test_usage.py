@@ -46,12 +46,29 @@ def running():
         process.communicate()
 
 
-def test_time_of_processes_that_it_has_started_and_that_have_ended(running):
-    """As of a loader's workers."""
-    ended = f"subprocess.run([sys.executable, '-c', {BURN.format(seconds=0.2)!r}])"
-    used = machine.of(running(f"import subprocess, sys\n{ended}\n{WAIT}").pid)[1]
-    assert 0.2 - TICK <= used["cpu_seconds"] < 4
-    assert 5e6 < used["host_bytes"] < 1e9 and used["seconds"] > 0.1
+def test_time_and_memory_of_processes_that_it_has_started(running):
+    """As of a loader's workers; not of those that have a session of their own, as a courier has."""
+    child = f"data = b'x' * 100_000_000\n{BURN.format(seconds=0.2)}{WAIT}"
+    code = """
+import subprocess, sys
+pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+processes = [
+    subprocess.Popen([sys.executable, "-c", {child!r}], start_new_session=own, **pipes)
+    for own in {own}
+]
+for each in processes:
+    each.stdout.readline()
+print("there", flush=True)
+input()
+"""
+    alone, two, other = (
+        machine.of(running(code.format(child=child, own=own)).pid)[1]
+        for own in ((), (False, False), (False, True))
+    )
+    assert two["cpu_seconds"] - alone["cpu_seconds"] >= 0.35
+    assert other["cpu_seconds"] < two["cpu_seconds"] - 0.1
+    assert 2e8 <= two["host_bytes"] - alone["host_bytes"] < 3e8
+    assert 1e8 <= other["host_bytes"] - alone["host_bytes"] < 1.5e8
 
 
 # Over all processes
@@ -73,10 +90,11 @@ def attempt(folder, **tags):
 def test_hours_add_up_and_memory_is_the_most(tmp_path):
     path, made = attempt(tmp_path)
     killed = {"cpu_seconds": 1800.0, "host_bytes": 3e9, "gpu_seconds": 3600.0, "joules": 7.2e6}
-    last = {"cpu_seconds": 1000.0, "host_bytes": 2e9, "gpu_seconds": 1000.0, "joules": 3.6e6}
-    costs.keep(path, made.start["journal"], {"killed": killed, "last": last})
-    ended = {"cpu_seconds": 3600.0, "host_bytes": 1e9, "device_bytes": 4e9, "gpu_seconds": 1800.0}
-    made.cost("last", ended)
+    last = {"cpu_seconds": 3600.0, "host_bytes": 2e9, "gpu_seconds": 1800.0, "joules": 3.6e6}
+    about = {"id": path.parent.name, "journal": made.start["journal"]}
+    write_record(path / layout.COST, about | {"processes": {"killed": killed, "last": last}})
+    for most in (4e9, 3e9):
+        made.cost({"device_bytes": most})
     made.flush()
     assert costs.totals(path) == pytest.approx(
         {
@@ -91,21 +109,59 @@ def test_hours_add_up_and_memory_is_the_most(tmp_path):
     assert (line["step"], line["time"], line["metrics"]) == (3, 6, costs.totals(path))
 
 
-def test_trainers_that_are_killed_are_known_by_their_couriers(running, tmp_path):
+class Driver:
+    """NVML with a GPU that uses 300 W."""
+
+    NVMLError = RuntimeError
+
+    now = 1000.0
+
+    def nvmlInit(self): ...
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid != "GPU-1":
+            raise RuntimeError
+        return uuid
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu):
+        return int(300_000 * self.now)
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """That driver in the place of the real one."""
+    made = Driver()
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+    return made
+
+
+def test_energy_is_power_times_time(driver):
+    energy = costs.Energy("1")
+    for seconds in (10, 25, 5):
+        driver.now += seconds
+        found = energy.joules()
+    assert found == pytest.approx(300 * 40)
+    assert costs.Energy("2").joules() == 0
+
+
+def test_trainers_that_are_killed_are_known_by_their_couriers(driver, running, tmp_path):
     """Two trainers of one attempt, one after the other."""
     path, _ = attempt(tmp_path)
     seconds = 0.0
     for _ in range(2):
         process = running(BURN.format(seconds=0.2) + WAIT)
         meter = Meter(path, process.pid)
-        meter.look(True)
+        meter.look("1")
+        driver.now += 30
+        meter.look("1")
         seconds += machine.of(process.pid)[1]["seconds"]
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        meter.look(True, ended=True)
+        meter.look("1", ended=True)
     cost = costs.totals(path)
     assert 0.4 - 2 * TICK <= 3600 * cost["cpu_hours"] < 4
     assert 0.4 - 2 * TICK <= 3600 * cost["gpu_hours"] <= seconds + TICK
+    assert cost["energy_kwh"] == pytest.approx(2 * 300 * 30 / 3.6e6)
     assert len(json.loads((path / layout.COST).read_text())["processes"]) == 2
 
 
@@ -123,4 +179,4 @@ def test_a_folder_that_is_gone_stops_no_courier(running, tmp_path):
     path, _ = attempt(tmp_path)
     meter = Meter(path, running(WAIT).pid)
     path.rename(tmp_path / "gone")
-    meter.look(False)
+    meter.look("")

@@ -64,34 +64,58 @@ def _text(file: Path) -> str:
     return file.read_text("utf-8", "replace")  # a process may have any name
 
 
-def peak_memory() -> int:
-    """Return the most bytes of memory that this process has taken."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-# What a process has used, according to Linux's counters.
+# What a process and its children have used, according to Linux's counters.
 
 PROC = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
 """Clock ticks per second, the unit of the kernel's times."""
 
 Reading = dict[str, float]
-"""`seconds` since the process started, `host_bytes`, its peak memory, and `cpu_seconds`, with those
-of its children that have ended."""
+"""`seconds` since the process started, and sums over it and its children: `cpu_seconds` and
+`host_bytes` (the peak memory of each)."""
+
+
+def peak_memory() -> int:
+    """Return the most bytes of memory that this process has taken."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def of(process: int) -> tuple[str, Reading]:
-    """Return a key that identifies a process, and what it has used. Raises OSError if there is no
-    such process or no /proc."""
-    folder = PROC / str(process)
-    # The fields from the third one on: the name before them may contain spaces.
-    stat = _text(folder / "stat").rpartition(")")[2].split()
-    lines = _text(folder / "status").splitlines()
+    """Return a key that identifies a process, and what it has used.
+
+    Children that belong to another session, such as a job's courier, are not counted. Raises
+    OSError if there is no such process or no /proc.
+    """
+    root = _stat(process)
+    used = _used(process, root)
+    for child in _children(process):
+        with suppress(OSError, LookupError):  # it has ended in the meantime
+            stat = _stat(child)
+            if stat[3] == root[3]:
+                for name, amount in _used(child, stat).items():
+                    used[name] = used.get(name, 0) + amount
+    used["seconds"] = float(_text(PROC / "uptime").split()[0]) - int(root[19]) / TICKS
+    return f"{platform.node()}:{process}:{root[19]}", used
+
+
+def _stat(process: int) -> list[str]:
+    """The fields of a process's `stat` from the third one on; the name before them may contain
+    spaces."""
+    return _text(PROC / str(process) / "stat").rpartition(")")[2].split()
+
+
+def _used(process: int, stat: list[str]) -> Reading:
+    """What a process has used, with the CPU time of its children that have ended."""
+    lines = _text(PROC / str(process) / "status").splitlines()
     peak = (1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
-    used = {
-        "seconds": float(_text(PROC / "uptime").split()[0]) - int(stat[19]) / TICKS,
-        "cpu_seconds": sum(map(int, stat[11:15])) / TICKS,
-        "host_bytes": next(peak, 0),
-    }
-    return f"{platform.node()}:{process}:{stat[19]}", used
+    return {"cpu_seconds": sum(map(int, stat[11:15])) / TICKS, "host_bytes": next(peak, 0)}
+
+
+def _children(process: int) -> Iterator[int]:
+    """Yield the children of a process, and their children."""
+    for path in (PROC / str(process) / "task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, _text(path).split()):
+                yield child
+                yield from _children(child)

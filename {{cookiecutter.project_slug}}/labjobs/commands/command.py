@@ -108,7 +108,7 @@ COMMANDS = {
         lambda project, given: inventory.print_details(project, project.one(given.job), given.json),
     ),
     "sync": Command(
-        "upload the results of all jobs that the tracking store lacks",
+        "upload the results of all jobs that the tracking store or the Parquet files lack",
         {},
         lambda project, _: inventory.sync(project.runs_root),
     ),

@@ -181,7 +181,7 @@ class Trials:
         named = number or (None if kind == "auto" else "0")
         on_gpus = gpus.on_gpus(named) if kind in ("auto", "cuda") else []
         self.on_gpu = bool(on_gpus)
-        self._gpus = on_gpus or gpus.on_cpu(1)
+        self._gpus = on_gpus or [Gpu({})]
 
     @cached_property
     def _gpu(self) -> Gpu:

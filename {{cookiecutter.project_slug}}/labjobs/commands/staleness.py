@@ -24,7 +24,6 @@ from labjobs.job.identity import identity, inputs
 from labjobs.job.terminal import counted, leave
 from labjobs.privacy import scrub
 from labjobs.tracking import mlflow_store
-from labjobs.tracking.mlflow_client import last_line
 
 NAMED = 4
 """The largest number of jobs that a line names."""

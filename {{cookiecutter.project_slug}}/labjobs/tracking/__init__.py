@@ -1,7 +1,7 @@
-"""The tracking store (MLflow), to which the courier brings jobs' journals.
-The only package that imports MLflow; may import cli and job.
+"""The tracking store (MLflow) and Parquet files: the courier brings jobs' journals to both.
+The only package that imports MLflow and pyarrow; may import cli and job.
 
-    courier        a job's journal on its way to the store; `sync`
+    courier        a job's journal on its way to the store, and to Parquet files; `sync`
     mlflow_client  the store's address, client, database and experiment
     mlflow_store   an attempt's run: writing; stored_jobs: reading
     parquet        an attempt's two tables

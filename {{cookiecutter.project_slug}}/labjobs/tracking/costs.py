@@ -39,7 +39,7 @@ def totals(attempt: Path) -> dict[str, float]:
     readings += [line["cost"] for line in _lines(attempt) if "cost" in line]
     cost = {}
     for name, (what, unit, combined) in COSTS.items():
-        if known := [used[what] for used in readings if what in used]:
+        if known := [used[what] for used in readings if used.get(what)]:
             cost[name] = combined(known) / unit
     return cost
 
@@ -75,17 +75,20 @@ class Meter:
         self._journal = str(about.get("journal", {}).get("journal", ""))
         self._processes = _seen(attempt, self._journal)
         self._process = ""
+        self._energy: Energy | None = None
         self._next_write = 0.0
 
-    def look(self, on_gpu: bool, ended: bool = False) -> None:
-        """Read what the trainer has used; write it down if it is time for that or if the trainer
-        has `ended`."""
+    def look(self, gpu: str, ended: bool = False) -> None:
+        """Read what the trainer has used, and its `gpu`, if its UUID is known by now; write it down
+        if it is time for that or if the trainer has `ended`."""
         with suppress(OSError, LookupError):  # it has ended: what was seen last counts
             process, used = machine.of(self._trainer)
             if self._process in ("", process):
                 self._process = process
-                if on_gpu:
+                if gpu:
+                    self._energy = self._energy or Energy(gpu)
                     used["gpu_seconds"] = used["seconds"]
+                    used["joules"] = self._energy.joules()
                 before = self._processes.setdefault(process, {})  # also of children that have ended
                 before |= {name: max(value, before.get(name, 0)) for name, value in used.items()}
         if self._process and (ended or time.monotonic() >= self._next_write):
@@ -93,3 +96,25 @@ class Meter:
             about = {"schema": 1, "id": self._attempt.parent.name, "journal": self._journal}
             with suppress(OSError):  # a full disk: the courier goes on
                 write_record(self._attempt / layout.COST, about | {"processes": self._processes})
+
+
+class Energy:
+    """What a GPU has used since this was made, by all its users together, as its driver counts it
+    (docs.nvidia.com/deploy/nvml-api)."""
+
+    def __init__(self, uuid: str) -> None:
+        import pynvml  # here, so that only the courier of a job on a GPU waits for it
+
+        self._nvml, self._gpu, self._begun = pynvml, None, 0.0
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            self._gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        self._begun = self.joules()
+
+    def joules(self) -> float:
+        """Return the energy; 0 if the driver does not count it, as for a part of a GPU (MIG)."""
+        with suppress(self._nvml.NVMLError):
+            if self._gpu is not None:
+                counted = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu)
+                return float(counted) / 1000 - self._begun
+        return 0.0

@@ -1,10 +1,10 @@
-"""The courier: a separate process that copies a job's journal to the tracking store.
-
-Only the courier imports MLflow. In the training process, MLflow's threads would compete with the
-loop for the interpreter's lock, and importing it would nearly double the time to start. So the job
-starts the courier before it imports torch, and passes it the job's folder through a pipe. While the
-store is unavailable, the courier keeps trying as long as the job runs and for DELIVERY more
-seconds. The job's next courier sends the rest.
+"""The courier: a separate process that copies a job's journal to the tracking store and, at the end
+of an attempt, to Parquet files if there is a folder for them. Only the courier imports MLflow. In
+the training process, MLflow's threads would compete with the loop for the interpreter's lock, and
+importing it would nearly double the time to start. So the job starts the courier before it imports
+torch, and passes it the job's folder through a pipe. While the store is unavailable, the courier
+keeps trying as long as the job runs and for DELIVERY more seconds. The job's next courier sends the
+rest.
 """
 
 import gc
@@ -26,7 +26,7 @@ from labjobs.files import CODE, read_record, write_record
 from labjobs.job import attempts, data_evidence, journal
 from labjobs.job.journal import Damaged
 from labjobs.job.terminal import leave
-from labjobs.tracking import costs, mlflow_client
+from labjobs.tracking import costs, mlflow_client, parquet
 from labjobs.tracking.costs import Meter
 from labjobs.tracking.mlflow_client import prepare, reason
 from labjobs.tracking.mlflow_store import AT_THE_END, Elsewhere, Line, Run
@@ -161,13 +161,13 @@ def carry(folder: Path, meter: Meter) -> None:
             gone = _has_ended(folder, pause)  # asked first, so that everything it wrote is read
             delivery.read()
             over = gone or bool(delivery.status)
-            meter.look(delivery.on_gpu, ended=over)
+            meter.look(delivery.gpu, ended=over)
             if over:
                 signal.setitimer(signal.ITIMER_REAL, DELIVERY)  # ends this process
         try:
             delivery.send(over)
             if over:
-                return
+                break
             problem, pause = "", INTERVAL
         except (Elsewhere, Damaged):
             raise
@@ -177,11 +177,12 @@ def carry(folder: Path, meter: Meter) -> None:
             if problem != said:
                 print(problem, file=sys.stderr, flush=True)
         said = problem
+    delivery.write_tables()
 
 
 class Delivery:
     """A journal on its way to its run in the store. `status` is the journal's word for how the job
-    ended, if it has ended; `on_gpu` says whether the job is known to use a GPU.
+    ended, if it has ended; `gpu` is the UUID of the job's GPU, if it is known.
 
     sent.json says how far the delivery has come: to which run, and up to which line of which
     journal. That only saves work, because lines that are sent twice are stored once. A damaged
@@ -197,7 +198,7 @@ class Delivery:
         self._file = (folder / layout.JOURNAL).open("rb")
         self._reader = journal.Reader(self._file)
         self._unsent: list[Line] = []
-        self.status, self.on_gpu = "", False
+        self.status, self.gpu = "", ""
         self.read()
         journal.check(folder, self._reader)
         self._journal = str(self._reader.start["journal"])
@@ -210,9 +211,9 @@ class Delivery:
         self._unsent += new
         for line in new:
             if "start" in line:
-                self.status, self.on_gpu = "", False  # the last attempt's
+                self.status, self.gpu = "", ""  # the last attempt's
             self.status = line.get("end", self.status)
-            self.on_gpu |= "gpu" in line.get("tags", {})
+            self.gpu = line.get("tags", {}).get("gpu", self.gpu)
 
     def send(self, over: bool = False) -> None:
         """Send what has been read and, if the job is `over`, its end. Raises whatever the store
@@ -257,9 +258,17 @@ class Delivery:
         self._run.add(self._folder, AT_THE_END)
         self._note(status)
 
-    def _note(self, status: str) -> None:
+    def write_tables(self) -> None:
+        """Write the Parquet files, if there is a folder for them. Raises OSError."""
+        if tables := parquet.root():
+            status = self.status or "KILLED"
+            parquet.write(tables, self._folder, status)
+            self._note(status, str(tables))
+
+    def _note(self, status: str, tables: str = "") -> None:
         noted = {
             "store": mlflow_client.fingerprint(),
+            "tables": tables,
             "run": self._run.id,
             "journal": self._journal,
             "lines": self._reader.line,
@@ -270,12 +279,20 @@ class Delivery:
             write_record(self._folder / layout.SENT, noted)
 
 
+def check_places() -> None:
+    """Raise SettingsError if the store's address or the Parquet folder cannot be used."""
+    mlflow_client.check()
+    parquet.check()
+
+
 def delivered(folder: Path) -> bool:
-    """Whether the store is known to have all of an attempt's journal."""
+    """Whether the store and the Parquet folder are known to have all of an attempt's journal."""
     noted = read_record(folder / layout.SENT)
     start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
     all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))
     if all_of_it != (mlflow_client.fingerprint(), start.get("journal"), True):
+        return False
+    if (tables := parquet.root()) and noted.get("tables") != str(tables):
         return False
     # A journal can be shorter than it was: it was damaged since.
     return bool((folder / layout.JOURNAL).stat().st_size <= noted["bytes"])
@@ -307,7 +324,8 @@ def sync(runs_root: Path, stored: Callable[[Path], bool] = lambda attempt: True)
 
 
 def _send(folder: Path) -> None:
-    """Raises JobError for what is wrong with the job's files, or what the store raises."""
+    """Raises JobError for what is wrong with the job's or the Parquet files, or what the store
+    raises."""
     with ExitStack() as held:
         try:
             lock = locks.take(folder / layout.LOCK)
@@ -319,6 +337,10 @@ def _send(folder: Path) -> None:
         except (OSError, Damaged) as error:
             raise JobError(f"cannot be sent: {cause(error)}") from error
         delivery.send(over=True)
+        try:
+            delivery.write_tables()
+        except OSError as error:
+            raise JobError(f"is not in the Parquet folder: {cause(error)}") from error
         if attempts.status_of(folder) == "finished":
             attempts.drop_checkpoints(folder)
 

@@ -25,7 +25,7 @@ from labjobs.errors import SettingsError
 from labjobs.files import CODE, PROJECT, read_record
 from labjobs.job import attempts, code_evidence, data_evidence, identity
 from labjobs.job.folder import JobFolder
-from labjobs.tracking import mlflow_client
+from labjobs.tracking import courier, mlflow_client
 from labjobs.tracking.mlflow_client import (
     AWAY,
     LONGEST_QUERY,
@@ -118,6 +118,11 @@ def jobs(experiment: str) -> list[StoredJob]:
     over = _complete([job for job in _every(experiment) if job["state"] in OVER])
     over.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
     return list({(job["job_id"], job["tags"].get("code")): job for job in over}.values())
+
+
+def every(experiment: str) -> list[StoredJob]:
+    """Return all attempts at all jobs, whatever became of them."""
+    return _complete(_every(experiment))
 
 
 def unfinished(experiment: str) -> list[StoredJob]:
@@ -242,7 +247,7 @@ def known(experiment: str) -> Known:
     goes on to train. Raises SettingsError if the store's address is not valid, or if the experiment
     belongs to another project.
     """
-    mlflow_client.check()
+    courier.check_places()
     try:
         if path := sqlite_path():
             settle(experiment)
