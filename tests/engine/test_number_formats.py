@@ -1,11 +1,15 @@
 """The number format of a job: what a GPU has, set once, the same to the end, and always said."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from attempts import At
 from labjobs import devices
 from labjobs.devices import Precision
+from labjobs.distributed.ranks import Rank
 from labjobs.errors import SettingsError
+from labjobs.training import loop
 from toy import Loop
 
 GPU = torch.device("cuda", 0)
