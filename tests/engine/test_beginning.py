@@ -60,6 +60,17 @@ def assert_goes_on(toy, first, whole, loop=None, runtime=None, stops=()):
     return long
 
 
+@pytest.mark.parametrize("reads", ["fraction_done", "total_steps"])
+def test_a_job_that_read_its_length_outside_of_the_schedule_is_not_continued(toy, reads):
+    """As for a curriculum: its steps would have been others in a longer job."""
+    loop = Loop(hook=lambda what, job: getattr(job, reads))
+    short = toy.run("parts", loop, **{**CONSTANT, "epochs": 2})
+    assert short.status == 0, short.said
+    long = toy.run("parts", loop, **{**CONSTANT, "epochs": 4}, init_from=end_of(short))
+    assert long.status == 2
+    assert "that job read its own length in test_beginning.py:" in long.said
+
+
 @pytest.mark.parametrize("log_every", [1, 4])
 @pytest.mark.parametrize("background", [False, True])
 def test_the_end_is_that_of_a_job_that_does_all_steps(toy, background, log_every):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -142,6 +143,10 @@ NAMED = 8
 """Largest number of weights that are named; further ones are only counted."""
 
 
+READER = "read_length"
+"""The entry of trained.json that says where the job's length was read outside of the schedule."""
+
+
 class Beginning:
     """The attempt from which a job starts."""
 
@@ -151,6 +156,7 @@ class Beginning:
         self._given = given if isinstance(given, Weights) else None
         self._factor: Factor | None = None
         self._taken = False
+        self._reader = ""
 
     def take(self, models: Mapping[str, nn.Module]) -> None:
         """Give models the other job's best weights, as far as they fit; says in the log what does
@@ -200,6 +206,11 @@ class Beginning:
             raise SettingsError(
                 f"{self._flag}: that job did not record how long it trained; {again}"
             )
+        if reader := done.get(READER):
+            raise SettingsError(
+                f"{self._flag}: that job read its own length in {reader}, outside of the schedule, "
+                "so a longer one would have trained differently; run it without --init-from"
+            )
         trained = Trained(done["steps"], done["steps_per_epoch"], done["early"])
         if problem := extension_problem(folder.settings, before, factor, trained):
             raise SettingsError(f"{self._flag}: {problem}")
@@ -227,13 +238,27 @@ class Beginning:
         log.info("continuing job %s after %d steps", self._given.job, position["step"])
         return {**content, "lines": (0, 0)}
 
+    def note_length_read(self, by: FrameType | None) -> None:
+        """Note who reads the length of the job, if it is not the schedule: a longer job would have
+        trained differently."""
+        if self._reader or not by:
+            return
+        schedule = getattr(self._factor, "__code__", None)
+        frame: FrameType | None = by
+        while frame and frame.f_code is not schedule:
+            frame = frame.f_back
+        if not frame:
+            self._reader = f"{Path(by.f_code.co_filename).name}:{by.f_lineno}"
+
     def note_end(self, trained: Trained) -> None:
         """Record how long the job has trained, and whether a longer one could continue."""
+        goes_on = not self._reader and can_go_on(self._folder.settings, self._factor, trained)
         content = {
             "schema": 1,
             "id": self._folder.id,
             **trained._asdict(),
-            attempts.GOES_ON: can_go_on(self._folder.settings, self._factor, trained),
+            READER: self._reader,
+            attempts.GOES_ON: goes_on,
         }
         write_record(self._folder.path / layout.TRAINED, content)
 

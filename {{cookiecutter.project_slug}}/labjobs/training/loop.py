@@ -8,6 +8,7 @@ they decide together; `torchrun --nproc-per-node 4 run.py FLAGS` trains as `pyth
 """
 
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
@@ -467,12 +468,14 @@ class Job(Generic[S]):
     @property
     def total_steps(self) -> int | None:
         """Optimizer steps of the whole job; None while --minutes are not measured yet."""
+        self._beginning.note_length_read(sys._getframe(1))
         return self._length.total
 
     @property
     def fraction_done(self) -> float:
         """Fraction of the job that is done."""
         self._refuse_in_graph("fraction_done")
+        self._beginning.note_length_read(sys._getframe(1))
         return self._length.fraction(self._position.step)
 
     def span(self, span: Span) -> int:
