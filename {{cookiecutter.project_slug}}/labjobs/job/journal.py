@@ -155,7 +155,7 @@ class Journal:
                 self._last_steps |= dict.fromkeys(line.get("metrics", ()), line.get("step", 0))
                 self.tags_before |= line.get("tags", {})
                 self._seals.append(zlib.crc32(line["crc"].encode(), self._seals[-1]))
-        _check(folder, reader)
+        check(folder, reader)
         os.truncate(path, reader.end)  # half a line, which a killed process left
 
         self.lines, self._seal = reader.line, self._seals[-1]
@@ -236,7 +236,7 @@ class Journal:
             self._unwritten += written
 
 
-def _check(folder: Path, reader: Reader) -> None:
+def check(folder: Path, reader: Reader) -> None:
     """Raise Damaged if a journal is not the one that other files of its attempt know of."""
     noted = record_of(folder, layout.SETTINGS).get("journal", reader.start)
     continues = any((folder / name).exists() for name in layout.CHECKPOINTS)

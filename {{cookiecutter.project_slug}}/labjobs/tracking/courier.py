@@ -246,9 +246,8 @@ class Delivery:
         self.read()
         if not self._unsent:
             raise Damaged(f"{layout.JOURNAL} is empty; {journal.WAY_OUT}")
+        journal.check(folder, self._reader)
         self._journal = str(self._reader.start["journal"])
-        if self._reader.line < journal.expected(folder, self._journal):
-            raise Damaged(f"the end of {layout.JOURNAL} is lost; {journal.WAY_OUT}")
         self._run = Run(folder, about, self._journal)
         self._is_open = False
 
