@@ -3,6 +3,7 @@
 import shutil
 import signal
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,18 @@ def make(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
     return make
 
 
+@pytest.fixture(scope="session")
+def of_example(make: Callable[..., Path]) -> Callable[[str], Project]:
+    """Makes a project from an example, once; to be copied."""
+    return cache(lambda example: Project(make(example=example)))
+
+
 @pytest.fixture(scope="module")
-def project(make: Callable[..., Path], request: pytest.FixtureRequest) -> Project:
+def project(
+    of_example: Callable[[str], Project],
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Project:
     """A project of the module's own, made from its EXAMPLE: no jobs, no store."""
-    return Project(make(example=getattr(request.module, "EXAMPLE", "classification")))
+    made = of_example(getattr(request.module, "EXAMPLE", "classification"))
+    return made.copy(tmp_path_factory.mktemp("project") / "my_project")

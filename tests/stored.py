@@ -41,7 +41,6 @@ def empty() -> Path:
 
 
 def fresh(folder: Path) -> "Store":
-    """Return an empty store in a folder."""
     return Store(f"sqlite:///{shutil.copy(empty(), folder)}", folder)
 
 
@@ -152,7 +151,6 @@ class Store:
 
 
 def name(settings: Mapping[str, Any]) -> str:
-    """Return a job's id that says its settings."""
     return " ".join(f"{key}={value}" for key, value in settings.items())
 
 

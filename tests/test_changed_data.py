@@ -3,12 +3,11 @@
 import json
 import os
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import Project, ended, job_of, kill, one_line, succeeded, wait_until
+from faults import Project, job_of, one_line, succeeded
 from mlflow import MlflowClient
 from PIL import Image
 
@@ -38,7 +37,7 @@ def made(make):
 @pytest.fixture
 def project(made, tmp_path):
     """That project with its job and its store, to change."""
-    return Project(Path(shutil.copytree(made.root, tmp_path / "project")))
+    return made.clone(tmp_path / "project")
 
 
 def finished_already(project: Project, *flags: str) -> bool:
@@ -115,10 +114,7 @@ def test_copies_elsewhere_are_the_same_data_and_what_is_away_is_not_checked(proj
 def test_one_that_was_stopped_is_continued_with_other_data_only_on_request(made, tmp_path):
     project = made.copy(tmp_path / "project")
     flags = (*FLAGS, "--epochs", "300")
-    job = project.start(*flags, "--checkpoint-minutes", "0.0001")
-    wait_until(lambda: any(project.root.glob("runs/*/*/last.pt")))
-    kill(job.pid, signal.SIGKILL)
-    ended(job)
+    project.killed(*flags)
     image(99, project.root / "data/cat/99.png")
     said = one_line(project.run(*flags), 5)
     assert "was begun with other data (data/cat changed); --force starts it over" in said

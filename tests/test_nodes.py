@@ -27,7 +27,6 @@ def private(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster(private):
-    """Slurm on two machines."""
     with (
         machines(["one", "two"], private.parent) as (here, found),
         slurm(gpus=0, largest_array=4, machines=found, address=here) as cluster,
@@ -36,15 +35,13 @@ def cluster(private):
 
 
 @pytest.fixture(scope="module")
-def exact(make):
-    """A project that computes in 64 bits."""
-    return in_64_bits(make())
+def exact(project, tmp_path_factory):
+    return in_64_bits(project.copy(tmp_path_factory.mktemp("exact") / "project"))
 
 
 def start(
     project: Project, cluster: Cluster, tasks: tuple[str, ...], *flags: str
 ) -> "subprocess.Popen[str]":
-    """Start `srun python run.py` with a number of tasks."""
     words = ("srun", "--overcommit", *tasks, project.env["PYTHON"], "run.py", *flags)
     return project.command(*words, **cluster.env)
 
@@ -52,7 +49,6 @@ def start(
 def run(
     project: Project, cluster: Cluster, tasks: tuple[str, ...], *flags: str
 ) -> "subprocess.CompletedProcess[str]":
-    """`srun python run.py` to its end."""
     return ended(start(project, cluster, tasks, *flags))
 
 

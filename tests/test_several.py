@@ -5,11 +5,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults import Curves, Project, ended, job_of, one_line, same, succeeded
+from faults import Curves, Project, children, ended, job_of, one_line, same, succeeded
 from sweeps import write_grid
 
 SHORT = ("--steps", "12", "--eval-every", "6", "--log-every", "1", "--batch-size", "63")
@@ -25,7 +24,6 @@ DRAWING = (
 
 
 def together(project: Project, count: int, *flags: str) -> subprocess.Popen[str]:
-    """Start a job of several processes."""
     words = ("--standalone", "--nproc-per-node", str(count), "run.py", *flags)
     return project.command(sys.executable, "-m", "torch.distributed.run", *words)
 
@@ -36,9 +34,8 @@ def said(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in lines if line.startswith(("job ", "run.py: ")) and "seed=" not in line]
 
 
-def in_64_bits(root: Path) -> Project:
+def in_64_bits(project: Project) -> Project:
     """A project, edited so that it computes in 64 bits."""
-    project = Project(root)
     project.edit("run.py", "model(inputs).float()", "model(inputs)")
     made = "models.make(settings, splits.spec)"
     project.edit("run.py", f"        {made},", f"        {made}.double(),")
@@ -46,9 +43,8 @@ def in_64_bits(root: Path) -> Project:
 
 
 @pytest.fixture(scope="module")
-def exact(make):
-    """A project that computes in 64 bits."""
-    return in_64_bits(make())
+def exact(project, tmp_path_factory):
+    return in_64_bits(project.copy(tmp_path_factory.mktemp("exact") / "project"))
 
 
 @pytest.fixture(scope="module")
@@ -119,16 +115,9 @@ def process_of(torchrun: int, number: int) -> int:
     raise AssertionError(number)
 
 
-def children(process: int) -> Iterator[int]:
-    """The ids of a process's children that run the job."""
-    for word in Path(f"/proc/{process}/task/{process}/children").read_text().split():
-        if b"run.py" in Path(f"/proc/{word}/cmdline").read_bytes():
-            yield int(word)
-
-
 @pytest.mark.full
-def test_what_goes_wrong_is_said_once(make):
-    project = Project(make())
+def test_what_goes_wrong_is_said_once(project, tmp_path):
+    project = project.copy(tmp_path / "project")
     done = ended(together(project, 2, "--epochs", "many"))
     assert said(done) == ["run.py: --epochs many: must be a whole number"]
     done = ended(together(project, 2, "--check"))
@@ -150,8 +139,8 @@ def test_what_goes_wrong_is_said_once(make):
     assert "several processes need job.parts(batch)" in line
 
 
-def test_a_job_whose_processes_are_too_many_or_too_few_is_refused_before_anything_is_made(make):
-    project = Project(make())
+def test_too_many_or_too_few_processes_are_refused_before_anything_is_made(project, tmp_path):
+    project = project.copy(tmp_path / "project")
     wrong = "--batch-size 1: must be at least the number of processes, 2"
     alone = "--shard: needs several processes: "
     start = ("-m", "labjobs.sweeps.gpus", "2", "run.py")
@@ -183,8 +172,8 @@ def test_processes_that_cannot_meet_say_so_in_one_line(project):
 
 
 @pytest.mark.full
-def test_without_a_checkpoint_it_needs_as_many_processes_as_before(make):
-    project = Project(make())
+def test_without_a_checkpoint_it_needs_as_many_processes_as_before(project, tmp_path):
+    project = project.copy(tmp_path / "project")
     done = killed(together(project, 2, "--epochs", "400", "--log-every", "1"), 0, signal.SIGKILL)
     assert done.returncode == 1
     refused = project.run("--epochs", "400", "--log-every", "1")
@@ -196,8 +185,8 @@ def test_without_a_checkpoint_it_needs_as_many_processes_as_before(make):
 
 
 @pytest.mark.full
-def test_a_process_that_waits_for_nothing_ends_too(make):
-    project = Project(make())
+def test_a_process_that_waits_for_nothing_ends_too(project, tmp_path):
+    project = project.copy(tmp_path / "project")
     project.edit(
         "run.py", "    model.eval()", "    __import__('time').sleep(600)\n    model.eval()"
     )
@@ -211,22 +200,13 @@ def test_a_process_that_waits_for_nothing_ends_too(make):
 
 
 def begun(project: Project) -> bool:
-    """Whether a job has measured something."""
     journals = [*project.root.glob("runs/*/*/metrics.jsonl")]
     return any("train_loss" in journal.read_text() for journal in journals)
 
 
 @pytest.mark.full
-def test_a_sweep_gives_each_job_several_processes(make):
-    project = Project(make())
-    write_grid(project.root, "--epochs 300 --seed 1")
-    sweep = project.command("bash", "run.sh", "--gpus-per-job", "2")
-    while not begun(project):
-        time.sleep(0.1)
-    os.kill(sweep.pid, signal.SIGTERM)
-    done = ended(sweep)
-    assert done.returncode == 143 and "interrupted: by SIGTERM" in done.stdout, done
-
+def test_a_sweep_gives_each_job_several_processes(project, tmp_path):
+    project = project.copy(tmp_path / "project")
     write_grid(project.root, "--epochs 1 --seed 1")
     done = project.do("bash", "run.sh", "--gpus-per-job", "2")
     assert done.returncode == 0 and "1 of 1 jobs finished, 1 of them now" in done.stdout, done

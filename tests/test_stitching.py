@@ -1,9 +1,7 @@
 """The example that stitches networks: its parts, its fit by L-BFGS, its jobs, and its figures."""
 
-import shutil
 import subprocess
 from copy import deepcopy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,8 +68,6 @@ def test_a_constant_layer_is_refused():
 
 
 class Odd(nn.Module):
-    """A network with all that layers may do."""
-
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Linear(4, 4)
@@ -93,7 +89,6 @@ class Choosy(nn.Module):
 
 
 def transformer() -> nn.Module:
-    """A small vision transformer."""
     return torchvision.models.VisionTransformer(32, 8, 2, 2, 16, 32)
 
 
@@ -145,19 +140,6 @@ def test_a_network_without_a_graph_is_refused_in_one_line():
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("front", "back", "said"),
-    [
-        ((2, 3, 4, 4), (2, 5, 2, 2), r"give \(3, 4, 4\) and \(5, 2, 2\); only the number of cha"),
-        ((2, 3, 4, 4), (2, 5), r"give \(3, 4, 4\) and \(5,\); only the number of channels may"),
-        ((2,), (2, 5), r"--layer: gives \(2,\), not \(B, C\)"),
-    ],
-)
-def test_layers_that_do_not_fit_are_refused(front, back, said):
-    with pytest.raises(stitching.JobError, match=said):
-        stitching.check_fit(torch.zeros(front), torch.zeros(back))
-
-
 # The jobs
 
 
@@ -189,7 +171,7 @@ def made(make):
 @pytest.fixture
 def copy(made, tmp_path):
     """That project with its jobs and their store, to change."""
-    return Project(Path(shutil.copytree(made.root, tmp_path / "copy")))
+    return made.clone(tmp_path / "copy")
 
 
 AGAIN = """

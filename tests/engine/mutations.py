@@ -46,7 +46,6 @@ SETTINGS = {
 
 
 def trees() -> dict[str, ast.Module]:
-    """Return the syntax trees of the project's modules."""
     return {name: ast.parse(FILES[f"{name}.py"]) for name in MODULES}
 
 
@@ -80,8 +79,6 @@ def settings_of(model: str) -> Any:
 
 
 def result(changed: Mapping[str, str], model: str, root: Path) -> Any:
-    """Run the tiny job with other sources of some modules; return its weights and metrics, bit for
-    bit, or None if it failed."""
     kept = {name: sys.modules.get(name) for name in MODULES}
     try:
         for name in MODULES:
@@ -127,12 +124,10 @@ class Mutations:
             return Project(write(Path(folder), files)).fingerprint(self._settings).digest
 
     def result(self, changed: Mapping[str, str]) -> Any:
-        """Return the result of the tiny job with other sources of some modules."""
         with tempfile.TemporaryDirectory(dir=self._root) as folder:
             return result(changed, self._model, Path(folder))
 
     def is_noticed(self, module: str, source: str) -> bool:
-        """Return whether the fingerprint changes with a module's source."""
         return self._fingerprint({**FILES, f"{module}.py": source}) != self._digest
 
     def changes_result(self, module: str, source: str) -> bool:

@@ -80,7 +80,6 @@ class Texts:
 
 
 def texts(count: int, length: int) -> Texts:
-    """Return a batch of random texts."""
     return Texts(torch.randint(20, (count, length)), torch.randint(3, (count,)))
 
 

@@ -34,6 +34,5 @@ def test_nvidia_smi_that_hangs_does_not_stop_a_sweep(tmp_path, monkeypatch, capf
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(gpus, "HANGS", 0.5)
     assert gpus.nvidia_smi("-L") == ""
-    assert capfd.readouterr().err == (
-        "nvidia-smi -L: no answer within 0.5 s; a GPU may be broken\n"
-    )
+    said = capfd.readouterr().err
+    assert said == "nvidia-smi -L: no answer within 0.5 s; a GPU may be broken\n"

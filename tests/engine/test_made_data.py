@@ -46,13 +46,8 @@ class MadeData(Loop):
         job.resume, job.steps = resume, steps
         super().train(job, forward, model, batches, val)
 
-    def main(self, job):
-        settings, model = job.settings, self.network()
-        val = job.batches(self.val_on, settings.batch_size)
-        prepared = job.prepare(self.forward, settings.precision)
-        self.train(job, prepared, model, None, val)
-        job.load_best(model=model)
-        return self.evaluate(model, job, prepared, val, "test")
+    def batches(self, job):
+        """None: `steps` makes them."""
 
 
 LENGTH = {"steps": 12, "eval_every": Span("4")}

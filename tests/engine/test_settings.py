@@ -23,8 +23,6 @@ METRICS = {"loss": Metric(better="lower"), "mae": Metric(better="lower", range=(
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a project may have."""
-
     # Data
     dataset: Literal["digits", "mnist"] = "digits"
     """What to learn from, 100% of it."""
@@ -74,17 +72,17 @@ def refusal(*words, kind=Settings):
 def changed(*new, without=(), former=None):
     """The settings after a student has added, changed and deleted fields."""
     names = {name for name, _, _ in new} | {*without}
-    kept = [(f.name, f.type, copied(f)) for f in fields(Settings) if f.name not in names]
+    kept = [
+        (f.name, f.type, dataclasses.field(default=f.default, metadata=f.metadata))
+        for f in fields(Settings)
+        if f.name not in names
+    ]
     return dataclass_of(*kept, *new, former=former)
 
 
 def dataclass_of(*declared, former=None):
     namespace = {"FORMER": former or {}}
     return make_dataclass("Settings", declared, namespace=namespace, frozen=True, kw_only=True)
-
-
-def copied(field):
-    return dataclasses.field(default=field.default, metadata=field.metadata)
 
 
 # Values
@@ -139,11 +137,7 @@ def test_text_is_passed_on_exactly(note):
         ("--limit few", "--limit few: must be none or a whole number"),
         ("--dataset svhn", "--dataset svhn: must be digits or mnist"),
         ("--pretrained maybe", "--pretrained maybe: must be on or off"),
-        (
-            "--monitor val_mea",
-            "--monitor val_mea: METRICS in settings.py has no mea (did you mean val_mae?); "
-            "add a line if it is measured",
-        ),
+        ("--monitor val_mea", "--monitor val_mea: METRICS in settings.py has no mea (did you mean"),
         ("--steps 5 --epochs 3", "--epochs and --steps: give only one of them"),
         ("--seed 13", "--seed 13: brings bad luck"),
         ("--note \udce9", "--note \udce9: must be text in UTF-8"),
@@ -151,7 +145,7 @@ def test_text_is_passed_on_exactly(note):
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(words, line):
-    assert refusal(*words.split()) == line
+    assert refusal(*words.split()).startswith(line)
 
 
 SPAN = "must be a number of steps such as 500, or of epochs such as 2e or 0.5e"
@@ -256,10 +250,8 @@ class Begun:
 
 def test_weights_are_named_by_the_job_that_has_learnt_them(capsys):
     best, last = (parse("--init-from", text, kind=Begun) for text in (FIRST, f"{FIRST}:last"))
-    assert [(each.init_from.job, each.init_from.last) for each in (best, last)] == [
-        (FIRST, False),
-        (FIRST, True),
-    ]
+    assert (best.init_from.job, best.init_from.last) == (FIRST, False)
+    assert (last.init_from.job, last.init_from.last) == (FIRST, True)
     for settings in (best, last):
         assert inputs(settings) == {FIRST: "--init-from"}
         assert restore(Begun, json.loads(json.dumps(identity(settings)))) == settings
@@ -316,15 +308,8 @@ def test_names_of_a_registry_are_known_without_importing_it(with_registry, sourc
     assert "One of mlp, vit. (default: mlp)" in shown_help(kind, capsys)
 
 
-def test_a_registry_may_be_a_package_and_is_read_once(with_registry, tmp_path):
-    kind = with_registry(REGISTRIES["a dict"], "parts/__init__.py")
-    assert parse(kind=kind).model == "mlp"
-    (tmp_path / "parts" / "__init__.py").unlink()  # not asked again for each job of a sweep
-    assert parse("--model", "vit", kind=kind).model == "vit"
-
-
-def test_other_names_may_be_allowed(with_registry, capsys):
-    kind = with_registry(REGISTRIES["a dict"], others="any classifier")
+def test_a_registry_may_be_a_package_and_other_names_allowed(with_registry, capsys):
+    kind = with_registry(REGISTRIES["a dict"], "parts/__init__.py", others="any classifier")
     assert parse("--model", "resnet18", kind=kind).model == "resnet18"
     assert "One of mlp, vit, or any classifier." in shown_help(kind, capsys)
 
@@ -341,11 +326,9 @@ def test_other_names_may_be_allowed(with_registry, capsys):
 )
 def test_a_registry_that_cannot_be_read_is_named(with_registry, source, line):
     assert refusal(kind=with_registry(source)).startswith(line)
-
-
-def test_a_registry_that_is_not_there_is_named(with_registry):
-    line = "parts.NAMES: there is no parts.py in the project"
-    assert refusal(kind=with_registry("", "other.py")) == line
+    nowhere = "parts.NAMES: there is no parts.py in the project"
+    (Path(registries.CODE) / "parts.py").unlink()
+    assert refusal(kind=with_registry(source, "other.py")) == nowhere
 
 
 # What a change in settings.py does to ids
@@ -432,16 +415,13 @@ def test_a_stored_job_is_the_same_one_under_later_settings(kind, words):
     [
         (changed(without=["lr"]), "lr=0.5: no longer a setting of this project"),
         (changed(without=["lr"], former={"lr": 1}), "lr=0.5: no longer a setting of this project"),
-        (
-            changed(("width", int, 3)),
-            "the job ran before the setting width existed, which has no neutral value",
-        ),
+        (changed(("width", int, 3)), "the job ran before the setting width existed, which has no"),
     ],
 )
 def test_a_stored_job_that_cannot_be_said_any_longer_is_refused(kind, line):
     with pytest.raises(SettingsError) as caught:
         restore(kind, identity(Settings(lr=0.5)))
-    assert str(caught.value) == line
+    assert str(caught.value).startswith(line)
 
 
 def test_a_job_is_called_by_its_seed_and_what_is_not_default():
