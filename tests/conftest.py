@@ -41,8 +41,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fresh-stores", type=int, default=2, help=text)
     text = "random figures to plant faults in (160 for docs/figures.md's counts)"
     parser.addoption("--figures", type=int, default=8, help=text)
-    text = "edits whose fingerprints are compared between Pythons (1000: all)"
-    parser.addoption("--edits", type=int, default=9, help=text)
     parser.addoption("--schedules", type=int, default=20, help="orders in which a GPU works")
     parser.addoption("--slurm-jobs", type=int, default=8, help="jobs that train under Slurm")
 

@@ -294,14 +294,9 @@ def assert_nothing_torn(folder: Path) -> None:
     for path in folder.glob("*.json"):
         json.loads(path.read_bytes())
     if journal.exists():  # there was space for it
-        assert_whole_lines(journal)
-
-
-def assert_whole_lines(journal: Path) -> None:
-    """All lines of a journal can be read, but for half a line at its end."""
-    lines = journal.read_bytes().splitlines(keepends=True)
-    assert all(json.loads(line) for line in lines if line.endswith(b"\n"))
-    assert all(line.endswith(b"\n") for line in lines[:-1])
+        lines = journal.read_bytes().splitlines(keepends=True)
+        assert all(json.loads(line) for line in lines if line.endswith(b"\n"))
+        assert all(line.endswith(b"\n") for line in lines[:-1])
 
 
 def children(pid: int) -> list[int]:

@@ -47,6 +47,7 @@ LOG = "                job.log(measured, lr=lr)  # stays on the device and is wr
 OPTIMIZER = "    optimizer = optimizers.make(model, settings)\n"
 NONE = '    """Change nothing."""\n    return batch\n'
 EVALUATED = "        _, measured = forward(model, batch, job.settings)\n"
+LAYERS = "        self.layers = nn.Sequential(\n            nn.Flatten(),"
 FIRST = "        logits: Tensor = self.layers(images)\n        return logits\n\n\ndef block("
 
 
@@ -67,10 +68,7 @@ def augmented(body: str, above: str = "") -> Changes:
 
 
 FREEZE = '    freeze: Literal["none", "backbone"]'
-DROPOUT = (
-    '    dropout: float = added(0.0, neutral=0.0)\n    """Fraction of activations dropped."""\n\n'
-)
-UNREAD = (FREEZE, DROPOUT + FREEZE)
+DROPOUT = '    dropout: float = added(0.0, neutral=0.0)\n    """How much is dropped."""\n\n'
 
 NOISY = '''RANDOM = np.random.default_rng(0)
 
@@ -78,11 +76,11 @@ NOISY = '''RANDOM = np.random.default_rng(0)
 class Noisy(Dataset[Any]):
     """Digits with noise."""
 
-    def __init__(self, digits: Dataset[Any]) -> None:
-        self.digits = digits
+    def __init__(self, *digits: Any) -> None:
+        self.digits = TensorDataset(*digits)
 
     def __len__(self) -> int:
-        return len(self.digits)  # type: ignore[arg-type]
+        return len(self.digits)
 
     def __getitem__(self, index: int) -> Any:
         image, label = self.digits[index]
@@ -111,11 +109,9 @@ MISTAKES = {
         cure="weight changes while training and is not restored; keep it in an object with state",
     ),
     "own random numbers in the augmentation": Mistake(
-        augmented(
-            "return images + RANDOM.randrange(99), labels", "RANDOM = random.Random(0)\n\n\n"
-        ),
-        *(RESUME, DATA, "RANDOM = random.Random(0)"),
-        cure="RANDOM is not restored; draw from torch's own random numbers",
+        augmented("return images + DRAWN.randrange(99), labels", "DRAWN = random.Random(0)\n\n\n"),
+        *(RESUME, DATA, "DRAWN = random.Random(0)"),
+        cure="DRAWN is not restored; draw from torch's own random numbers",
     ),
     "clock in the augmentation": Mistake(
         augmented("return images + time.time_ns() // 1000 % 9, labels"),
@@ -124,23 +120,13 @@ MISTAKES = {
     "random numbers in a dataset": Mistake(
         (
             (DATA, "def digits(", NOISY),
-            (
-                DATA,
-                "    return Source(TensorDataset(images, rows[:, -1].long()), ",
-                "    return Source(Noisy(TensorDataset(images, rows[:, -1].long())), ",
-            ),
+            (DATA, "TensorDataset(images, ", "Noisy(images, "),
         ),
         *(TWICE, DATA, "def __getitem__(self, index"),
     ),
     "item": Mistake(in_steps("total = loss.item()"), WAITS, RUN, "total = loss.item()"),
     "NumPy in forward": Mistake(
-        (
-            (
-                RUN,
-                '"accuracy": predicted == labels',
-                '"accuracy": torch.from_numpy(predicted.cpu().numpy()) == labels',
-            ),
-        ),
+        ((RUN, "predicted == labels", "torch.from_numpy(predicted.cpu().numpy()) == labels"),),
         *(WAITS, RUN, "predicted.cpu().numpy()"),
     ),
     "mask": Mistake(in_steps("right = loss.expand(3)[loss.expand(3) > 0]"), WAITS, RUN, "right ="),
@@ -153,14 +139,7 @@ MISTAKES = {
         *(EVALUATION, RUN, "chosen = torch.randperm(9)"),
     ),
     "unused layer": Mistake(
-        (
-            (
-                MODELS,
-                "        self.layers = nn.Sequential(\n            nn.Flatten(),",
-                "        self.unused = nn.Linear(3, 3)\n"
-                "        self.layers = nn.Sequential(\n            nn.Flatten(),",
-            ),
-        ),
+        ((MODELS, LAYERS, f"        self.unused = nn.Linear(3, 3)\n{LAYERS}"),),
         *(GRADIENTS, MODELS, "self.unused = "),
     ),
     "layer without an optimizer": Mistake(
@@ -168,21 +147,15 @@ MISTAKES = {
         *(GRADIENTS, MODELS, "self.layers = nn.Sequential("),
     ),
     "column minus row": Mistake(
-        (
-            (
-                RUN,
-                "    errors = predicted - targets\n",
-                "    errors = predicted[:, None] - targets\n",
-            ),
-        ),
+        ((RUN, "errors = predicted - targets", "errors = predicted[:, None] - targets"),),
         *(MEASUREMENTS, RUN, "errors = predicted"),
         "regression",
     ),
     "a setting that nothing reads": Mistake(
-        ((SETTINGS, *UNREAD),), FLAGS, SETTINGS, "    dropout: float = "
+        ((SETTINGS, FREEZE, DROPOUT + FREEZE),), FLAGS, SETTINGS, "    dropout: float = "
     ),
     "logits that are too large": Mistake(
-        ((RUN, "    losses = cross_entropy(logits, ", "    losses = cross_entropy(50 * logits, "),),
+        ((RUN, "losses = cross_entropy(logits, ", "losses = cross_entropy(50 * logits, "),),
         *(START, RUN, "job.resume("),
     ),
 }

@@ -118,9 +118,14 @@ def postgres() -> Iterator[Server]:
 
 def postgres_programs() -> Path:
     """The folder of PostgreSQL's programs, which are installed if they are not there."""
-    if not _installed():
+
+    def installed() -> list[Path]:
+        found = Path("/usr/lib/postgresql").glob("*/bin/postgres")
+        return sorted(found, key=lambda program: int(program.parts[-3]))
+
+    if not installed():
         debian.install("postgresql")
-    return _installed()[-1].parent
+    return installed()[-1].parent
 
 
 def free_port() -> int:
@@ -128,14 +133,6 @@ def free_port() -> int:
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def _installed() -> list[Path]:
-    return sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=_version)
-
-
-def _version(program: Path) -> int:
-    return int(program.parts[-3])
 
 
 def _as(user: str, command: list[str]) -> None:

@@ -36,7 +36,6 @@ def made(make):
 
 @pytest.fixture
 def project(made, tmp_path):
-    """That project with its job and its store, to change."""
     return made.clone(tmp_path / "project")
 
 

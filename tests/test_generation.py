@@ -72,8 +72,8 @@ def test_slug_comes_from_the_name(make, name, slug):
 
 
 def test_hostile_words_are_carried_as_they_are(make):
-    words = "O'Neil's \"quoted\" \\ backslashed \\n Zoë 北京 🙂 \N{ZERO WIDTH JOINER} עברית "
-    words += "key: value # no comment, 100 % of {braces}, $HOME, $(id), `id`, {0}, <b>%s</b> name\\"
+    words = "key: x # no comment, O'Neil's \"quote\" \\n, 100 % of {0}, $HOME, $(id), `id`, <b>%s "
+    words += "Zoë 北京 🙂 \N{ZERO WIDTH JOINER} עברי \\"
     project = make(project_name=words, project_slug="hostile", description=words, author=words)
     citation = yaml.safe_load((project / "CITATION.cff").read_text())
     readme = (project / "README.md").read_text()

@@ -48,7 +48,6 @@ def made(make):
 
 @pytest.fixture
 def jobs(made, tmp_path):
-    """They with their store, to change."""
     return Jobs(made.project.clone(tmp_path / "project"), made.mlp, made.convnet)
 
 

@@ -24,7 +24,6 @@ def run(project):
 
 
 def stored(project: Project) -> list[Run]:
-    """All runs of a project's store."""
     client = MlflowClient(f"sqlite:///{project.root / 'mlflow.db'}")
     found = [experiment.experiment_id for experiment in client.search_experiments()]
     return list(client.search_runs(found))

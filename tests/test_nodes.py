@@ -39,17 +39,12 @@ def exact(project, tmp_path_factory):
     return in_64_bits(project.copy(tmp_path_factory.mktemp("exact") / "project"))
 
 
-def start(
-    project: Project, cluster: Cluster, tasks: tuple[str, ...], *flags: str
-) -> "subprocess.Popen[str]":
-    words = ("srun", "--overcommit", *tasks, project.env["PYTHON"], "run.py", *flags)
-    return project.command(*words, **cluster.env)
-
-
 def run(
     project: Project, cluster: Cluster, tasks: tuple[str, ...], *flags: str
 ) -> "subprocess.CompletedProcess[str]":
-    return ended(start(project, cluster, tasks, *flags))
+    """`srun python run.py` with a number of tasks, to its end."""
+    words = ("srun", "--overcommit", *tasks, project.env["PYTHON"], "run.py", *flags)
+    return project.do(*words, **cluster.env)
 
 
 @pytest.mark.parametrize("more", [(), ("--shard",)])

@@ -65,7 +65,6 @@ def made(make, tmp_path_factory):
 
 @pytest.fixture
 def jobs(made, tmp_path):
-    """They with their store, to change."""
     return Jobs(made.project.clone(tmp_path / "project"), tmp_path / "temporary", *made.ids)
 
 

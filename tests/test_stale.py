@@ -19,7 +19,6 @@ def made(make):
 
 @pytest.fixture
 def project(made, tmp_path):
-    """That project with its jobs and their store, to change."""
     return made.clone(tmp_path / "project")
 
 

@@ -170,7 +170,6 @@ def made(make):
 
 @pytest.fixture
 def copy(made, tmp_path):
-    """That project with its jobs and their store, to change."""
     return made.clone(tmp_path / "copy")
 
 

@@ -114,7 +114,6 @@ class Tables(Loop):
 
 
 def row_of(done):
-    """The row of a job in a table of jobs."""
     about = {"job_id": "a", "run_id": "", "job_folder": str(done.folder), "lr": 0.1}
     return pd.DataFrame([about | {"diverged": False}])
 

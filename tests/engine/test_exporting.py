@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 
 class Scaled(nn.Module):
-    """Multiplies by a weight."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.tensor(2.0))

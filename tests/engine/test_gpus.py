@@ -7,7 +7,6 @@ from labjobs.sweeps.gpus import Gpu
 
 @pytest.fixture
 def locks(tmp_path):
-    """The locks of five pretend GPUs."""
     made = {f"GPU-{name}": str(tmp_path / name) for name in "abcde"}
     for lock in made.values():
         for number in (0, 1):

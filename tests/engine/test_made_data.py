@@ -26,8 +26,6 @@ class Walk:
 
 
 class MadeData(Loop):
-    """Trains on a walk."""
-
     examples = 8
     forgets = False
 

@@ -179,8 +179,6 @@ def test_a_part_that_an_older_checkpoint_lacks_begins_anew_and_says_so(toy):
 
 
 class Larger(Loop):
-    """A loop whose model has grown."""
-
     def train(self, job, forward, model, batches, val):
         super().train(job, forward, nn.Sequential(model, nn.Linear(3, 3)), batches, val)
 
