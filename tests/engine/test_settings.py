@@ -361,53 +361,50 @@ def test_every_setting_counts_but_a_replaced_one():
     assert job_id(Settings(steps=3, epochs=1)) == job_id(Settings(steps=3, epochs=2))
 
 
-def test_another_default_leaves_the_meaning_of_ids():
-    kind = changed(("lr", float, setting(3e-3, above=0)))
-    assert id_of(kind=kind) == id_of("--lr 3e-3")
-    assert id_of("--lr 1e-3", kind) == id_of()
-
-
-def test_a_setting_added_with_a_neutral_value_leaves_ids():
-    kind = changed(("dropout", float, added(0.1, neutral=0.0, at_least=0)))
-    assert id_of("--dropout 0", kind) == id_of()
-    assert id_of("--dropout 0 --lr 1", kind) == id_of("--lr 1")
-    assert len({id_of(words, kind) for words in ("", "--dropout 0.2", "--dropout 0")}) == 3
-    assert since(kind)["neutral"] == {"dropout": 0}
-
-
-def test_a_renamed_setting_keeps_ids_and_its_former_flag_says_so():
-    kind = changed(("rate", float, setting(1e-3, formerly="lr")), without=["lr"])
-    assert id_of(kind=kind) == id_of()
-    assert id_of("--rate 1", kind) == id_of("--lr 1")
-    assert refusal("--lr", "1", kind=kind) == "--lr: is now --rate"
-    assert refusal("--lr=1", kind=kind) == "--lr: is now --rate"
-
-
-def test_a_deleted_setting_keeps_the_ids_of_jobs_that_do_as_today():
-    kind = changed(without=["lr"], former={"lr": 0.01})
-    assert id_of(kind=kind) == id_of("--lr 1e-2")
-    assert id_of("--seed 1", kind) == id_of("--lr 1e-2 --seed 1")
-    assert refusal("--lr", "1", kind=kind) == "--lr: was deleted; see FORMER in Settings"
-    assert id_of(kind=changed(without=["lr"])) not in {id_of(), id_of("--lr 1e-2")}
-
-
 CHANGES = {
-    "default": changed(("lr", float, 3e-3)),
-    "added": changed(("dropout", float, added(0.1, neutral=0.0))),
-    "renamed": changed(("rate", float, setting(1e-3, formerly="lr")), without=["lr"]),
-    "deleted": changed(without=["lr"], former={"lr": 0.5}),
+    "default": (changed(("lr", float, 3e-3)), {"": "--lr 3e-3", "--lr 1e-3": ""}),
+    "added": (
+        changed(("dropout", float, added(0.1, neutral=0.0))),
+        {"--dropout 0": "", "--dropout 0 --lr 1": "--lr 1"},
+    ),
+    "renamed": (
+        changed(("rate", float, setting(1e-3, formerly="lr")), without=["lr"]),
+        {"": "", "--rate 1": "--lr 1"},
+    ),
+    "deleted": (
+        changed(without=["lr"], former={"lr": 0.5}),
+        {"": "--lr 0.5", "--seed 1": "--lr 0.5 --seed 1"},
+    ),
 }
+"""Settings after a change, and words that name the same job then as others before."""
+
+
+@pytest.mark.parametrize(("kind", "alike"), CHANGES.values(), ids=CHANGES)
+def test_ids_stay_what_they_were(kind, alike):
+    for now, before in alike.items():
+        assert id_of(now, kind) == id_of(before)
+
+
+def test_what_was_added_renamed_or_deleted_is_known():
+    with_dropout, with_rate, without_lr = (CHANGES[n][0] for n in ("added", "renamed", "deleted"))
+    words = ("", "--dropout 0.2", "--dropout 0")
+    assert len({id_of(each, with_dropout) for each in words}) == 3
+    assert since(with_dropout)["neutral"] == {"dropout": 0}
+    for flag in (["--lr", "1"], ["--lr=1"]):
+        assert refusal(*flag, kind=with_rate) == "--lr: is now --rate"
+        assert refusal(*flag, kind=without_lr) == "--lr: was deleted; see FORMER in Settings"
+    assert id_of(kind=changed(without=["lr"])) not in {id_of(), id_of("--lr 0.5")}
 
 
 @pytest.mark.parametrize(
     "words", ["", "--steps 7", "--betas 1,0 --limit 3 --warmup 2e --pretrained"]
 )
-@pytest.mark.parametrize("kind", CHANGES.values(), ids=CHANGES)
-def test_a_stored_job_is_the_same_one_under_later_settings(kind, words):
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_stored_job_is_the_same_one_under_later_settings(change, words):
     job = parse("--lr", "0.5", *words.split())
     stored = json.loads(json.dumps(identity(job)))
     assert job_id(restore(Settings, stored)) == job_id(job)
-    assert job_id(restore(kind, stored)) == job_id(job)
+    assert job_id(restore(CHANGES[change][0], stored)) == job_id(job)
 
 
 @pytest.mark.parametrize(
