@@ -20,7 +20,7 @@ os.chdir(started)
 
 def imported(example: str, name: str) -> ModuleType:
     """A module of an example, as a project that is made from it imports it."""
-    beside = ("settings", "models", "jobs")
+    beside = ("settings", "models", "jobs", "data", "optimizers", "run", "texts")
     kept = {module: sys.modules.pop(module) for module in beside if module in sys.modules}
     sys.path[:0] = [str(REPOSITORY / "examples" / example), str(PROJECT)]
     try:
