@@ -88,3 +88,9 @@ def project(
     """A project of the module's own, made from its EXAMPLE: no jobs, no store."""
     made = of_example(getattr(request.module, "EXAMPLE", "classification"))
     return made.copy(tmp_path_factory.mktemp("project") / "my_project")
+
+
+@pytest.fixture
+def fresh(project: Project, tmp_path: Path) -> Project:
+    """A copy of it for one test, without its jobs and store."""
+    return project.copy(tmp_path / "fresh")

@@ -120,12 +120,11 @@ def test_probes_learn_from_few_training_images_of_each_class(project):
     assert both[0] != both[1]
 
 
-def test_training_uses_no_labels(project, tmp_path):
+def test_training_uses_no_labels(project, fresh):
     """With the labels of other images, the last weights and the training curve are the same."""
-    wrong = project.copy(tmp_path / "wrong")
-    wrong.edit("data.py", "(images, rows[:, -1].long())", "(images, rows[:, -1].long().roll(500))")
+    fresh.edit("data.py", "(images, rows[:, -1].long())", "(images, rows[:, -1].long().roll(500))")
     flags = (*SHORT, "--monitor", "none")
-    jobs = [(each, each.finish(*flags)) for each in (project, wrong)]
+    jobs = [(each, each.finish(*flags)) for each in (project, fresh)]
     one, other = (each.tensors(job)["best"]["models"] for each, job in jobs)
     assert same(one, other)
     one, other = (each.stored(job) for each, job in jobs)

@@ -100,15 +100,12 @@ def test_best_weights_that_are_damaged_or_run_code_are_not_loaded(project, refer
     assert not trap.exists()
 
 
-def test_a_loop_that_keeps_the_best_weights_in_every_step_makes_checkpoints_all_the_same(
-    project, tmp_path
-):
+def test_a_loop_that_keeps_the_best_weights_in_every_step_makes_checkpoints_all_the_same(fresh):
     """As full-batch training does: best.pt is always being written."""
-    copy = project.copy(tmp_path / "copy")
     whole = ("--batch-size", "2000", "--monitor", "none", "--model", "convnet", "--epochs", "200")
-    job = copy.start(*whole, "--checkpoint-minutes", "0.0001")
-    wait_until(lambda: [*copy.root.glob("runs/*/*/previous.pt")] != [])
+    job = fresh.start(*whole, "--checkpoint-minutes", "0.0001")
+    wait_until(lambda: [*fresh.root.glob("runs/*/*/previous.pt")] != [])
     kill(job.pid)
     ended(job)
-    again = copy.run(*whole, "--checkpoint-minutes", "0.0001", "--pause-after", "150")
+    again = fresh.run(*whole, "--checkpoint-minutes", "0.0001", "--pause-after", "150")
     assert "continuing from last.pt" in again.stdout, again

@@ -184,8 +184,7 @@ def test_a_job_learns(project, job, name):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", marked(DRAWN, pytest.mark.alike), indirect=True)
-def test_a_sweep_is_drawn(project, name, tmp_path):
-    fresh = project.copy(tmp_path / "copy")
+def test_a_sweep_is_drawn(fresh, name):
     write_grid(fresh.root, *(f"{EXAMPLES[name].short} --lr {lr}" for lr in ("1e-2", "1e-4")))
     succeeded(fresh.do("bash", "run.sh"))
     succeeded(fresh.do("python", "plot.py"))

@@ -159,14 +159,13 @@ def test_the_largest_batch_is_found(project):
     assert "suggestion: --batch-size " in succeeded(project.do("python", "jobs.py", *words)).stdout
 
 
-def test_a_step_that_waits_is_found_and_no_other(project, tmp_path):
+def test_a_step_that_waits_is_found_and_no_other(project, fresh):
     checked = project.run("--check")
     assert "waits for the device: fine" in checked.stdout, checked
-    planted = project.copy(tmp_path / "planted")
     mistake = next(each for each in MISTAKES.values() if each.guarantee == "waits for the device")
-    mistake.make(planted)
-    line = f"waits for the device: {mistake.file}:{mistake.line(planted.root)}: "
-    assert line in planted.run("--check").stdout
+    mistake.make(fresh)
+    line = f"waits for the device: {mistake.file}:{mistake.line(fresh.root)}: "
+    assert line in fresh.run("--check").stdout
 
 
 def test_the_profile_says_what_the_gpu_did(project):
@@ -176,8 +175,7 @@ def test_the_profile_says_what_the_gpu_did(project):
     assert report.with_name("memory.pickle").exists()
 
 
-def test_two_jobs_share_the_gpu(project, tmp_path):
-    swept = project.copy(tmp_path / "swept")
-    write_grid(swept.root, *(f"{' '.join(SHORT)} --seed {seed}" for seed in range(2)))
-    done = succeeded(swept.do("bash", "run.sh", "--gpus", "0", "--per-gpu", "2"))
+def test_two_jobs_share_the_gpu(fresh):
+    write_grid(fresh.root, *(f"{' '.join(SHORT)} --seed {seed}" for seed in range(2)))
+    done = succeeded(fresh.do("bash", "run.sh", "--gpus", "0", "--per-gpu", "2"))
     assert done.stdout.splitlines()[-1] == "2 of 2 jobs finished, 2 of them now"

@@ -135,15 +135,14 @@ def test_another_python_is_told_what_it_lacks(project):
     assert done.stderr == f"{sys.executable}: {said}\n"
 
 
-def test_a_fault_in_the_projects_code_is_one_line_and_its_trace_is_kept(project, tmp_path):
-    faulty = project.copy(tmp_path / "faulty")
-    models = faulty.root / "models.py"
+def test_a_fault_in_the_projects_code_is_one_line_and_its_trace_is_kept(fresh):
+    models = fresh.root / "models.py"
     models.write_text(models.read_text().replace("MLP(spec.shape, len", "MLP(spec.shape, ln"))
-    done = faulty.run(*QUICK, "--quiet")
+    done = fresh.run(*QUICK, "--quiet")
     line = one_line(done, 1)
     number = 1 + models.read_text()[: models.read_text().index(", ln(")].count("\n")
     assert f"failed: NameError: name 'ln' is not defined (models.py:{number}; full trace: " in line
-    assert "Traceback" in (faulty.folder(job_of(done)) / "log.txt").read_text()
+    assert "Traceback" in (fresh.folder(job_of(done)) / "log.txt").read_text()
 
 
 WRONG = """
@@ -162,17 +161,15 @@ DATASETS["wrong"] = lambda root, size: Source(Wrong(), ["no", "yes"])
 """
 
 
-def test_a_fault_in_a_loader_s_process_is_one_line_too(project, tmp_path):
-    faulty = project.copy(tmp_path / "faulty")
-    data = faulty.root / "data.py"
+def test_a_fault_in_a_loader_s_process_is_one_line_too(fresh):
+    data = fresh.root / "data.py"
     data.write_text(data.read_text() + WRONG)
-    line = one_line(faulty.run(*QUICK, "--dataset", "wrong", "--workers", "2", "--quiet"), 1)
+    line = one_line(fresh.run(*QUICK, "--dataset", "wrong", "--workers", "2", "--quiet"), 1)
     number = 1 + data.read_text().partition("[1][inside]")[0].count("\n")
     assert f"failed: IndexError: list index out of range (data.py:{number}; full trace: " in line
 
 
-def test_with_the_store_away_results_are_safe_and_uploaded_later(project, tmp_path):
-    fresh = project.copy(tmp_path / "fresh")
+def test_with_the_store_away_results_are_safe_and_uploaded_later(fresh):
     address = "http://127.0.0.1:9"
     away = fresh.run(*QUICK, "--quiet", MLFLOW_TRACKING_URI=address)
     line = one_line(away, 3)
@@ -210,8 +207,7 @@ def test_a_sqlite_store_may_be_anywhere(project, tmp_path):
     assert f"{job}  finished" in listed.stdout and (fresh.root / "a b.db").exists()
 
 
-def test_mlflows_variables_do_not_change_what_is_stored(project, tmp_path):
-    fresh = project.copy(tmp_path / "fresh")
+def test_mlflows_variables_do_not_change_what_is_stored(fresh):
     variables = {
         **{"ENABLE_ASYNC_LOGGING": "true", "ASYNC_LOGGING_BUFFERING_SECONDS": "600"},
         **{"TRUNCATE_LONG_VALUES": "false", "REGISTRY_URI": "nonsense"},
@@ -224,9 +220,8 @@ def test_mlflows_variables_do_not_change_what_is_stored(project, tmp_path):
 
 
 @pytest.mark.full
-def test_a_read_only_project_reaches_its_server(project, tmp_path):
+def test_a_read_only_project_reaches_its_server(fresh, tmp_path):
     """The lock that jobs hold while they prepare a store is in the folder of runs then."""
-    fresh = project.copy(tmp_path / "fresh")
     runs = tmp_path / "runs"
     runs.mkdir()
     read_only = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'

@@ -200,8 +200,7 @@ data.load(Settings(dataset="files", text="story.txt", tokenizer="bpe.json"), Pat
 """
 
 
-def test_a_job_that_is_killed_while_it_writes_tokens_harms_nothing(project, tmp_path):
-    fresh = project.copy(tmp_path / "copy")
+def test_a_job_that_is_killed_while_it_writes_tokens_harms_nothing(project, fresh):
     cache = fresh.root / ".cache" / "tokens"
     shutil.rmtree(cache, ignore_errors=True)
     for part in ("train", "test"):

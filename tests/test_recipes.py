@@ -43,11 +43,6 @@ def remove_definition(project: Project, file: str, name: str) -> None:
     path.write_text(text.rstrip() + "\n")
 
 
-@pytest.fixture
-def fresh(project, tmp_path):
-    return project.copy(tmp_path / "copy")
-
-
 def assert_sound(project: Project) -> str:
     """The project's own checks pass, as does a job; returns its id."""
     check("ruff check", project.root)

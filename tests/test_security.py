@@ -131,10 +131,9 @@ ui = always
 """
 
 
-def test_the_recorded_changes_apply_whatever_git_is_configured_to_show(project, tmp_path):
+def test_the_recorded_changes_apply_whatever_git_is_configured_to_show(fresh, tmp_path):
     """Also those of a binary file and of a text of other letters; large ones are named."""
-    project = project.copy(tmp_path / "project")
-    root = project.root
+    root = fresh.root
     files = {"weights.bin": bytes(range(256)), "latin.txt": "é\n".encode("latin-1") * 9}
     files |= {"text.txt": b"".join(b"%d\n" % n for n in range(40)), "large.bin": b"\0"}
     for name, content in files.items():
@@ -152,7 +151,7 @@ def test_the_recorded_changes_apply_whatever_git_is_configured_to_show(project, 
     code += "from labjobs.job.provenance import version\n"
     code += "files.write_text(Path(sys.argv[1]), version()['changes'])"
     diff = tmp_path / "changes.diff"
-    succeeded(project.do("python", "-c", code, str(diff), HOME=str(tmp_path / "home")))
+    succeeded(fresh.do("python", "-c", code, str(diff), HOME=str(tmp_path / "home")))
     subprocess.run(["git", "apply", str(diff)], cwd=clean, check=True)
     assert b'# left out (above 1000000 bytes): "large.bin"' in diff.read_bytes()
     for name in ("weights.bin", "latin.txt", "text.txt"):

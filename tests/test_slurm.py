@@ -188,16 +188,15 @@ def test_how_jobs_end(lab: Lab, cluster: Cluster) -> None:
     assert_one_at_a_time(lab.intervals())
 
 
-def test_a_job_with_two_gpus(project, cluster, tmp_path):
+def test_a_job_with_two_gpus(fresh, cluster):
     """It is preempted once, and comes back with its two processes."""
-    project = project.copy(tmp_path / "project")
-    write_grid(project.root, "--device cpu --epochs 200 --eval-every 20e")
-    project.env |= cluster.env
-    (array,) = arrays(project.do("bash", "run.sh", "--slurm", "--gpus-per-job", "2"), 1)
-    (job,) = listed(project.do("bash", "run.sh", "--list"))
+    write_grid(fresh.root, "--device cpu --epochs 200 --eval-every 20e")
+    fresh.env |= cluster.env
+    (array,) = arrays(fresh.do("bash", "run.sh", "--slurm", "--gpus-per-job", "2"), 1)
+    (job,) = listed(fresh.do("bash", "run.sh", "--list"))
 
     def trains() -> bool:
-        found = project.root.glob(f"runs/{job}/*/metrics.jsonl")
+        found = fresh.root.glob(f"runs/{job}/*/metrics.jsonl")
         return any("train_loss" in journal.read_text() for journal in found)
 
     wait_until(trains, 300, PAUSE)
@@ -205,10 +204,10 @@ def test_a_job_with_two_gpus(project, cluster, tmp_path):
     cluster.preempt()
     wait_until(lambda: cluster.restarts().get(f"{array}_0") == 1, 300, PAUSE)
     cluster.wait_until_empty()
-    assert listed(project.do("bash", "run.sh", "--list"))[job][0] == "finished"
-    output = (project.folder(job) / "output.txt").read_text()
+    assert listed(fresh.do("bash", "run.sh", "--list"))[job][0] == "finished"
+    output = (fresh.folder(job) / "output.txt").read_text()
     assert f"job {job} interrupted: by SIGUSR1; the same command continues it" in output
-    assert '"processes": "2"' in (project.folder(job) / "metrics.jsonl").read_text()
+    assert '"processes": "2"' in (fresh.folder(job) / "metrics.jsonl").read_text()
 
 
 def test_what_sbatch_refuses(lab, cluster):

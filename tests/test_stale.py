@@ -38,27 +38,25 @@ def test_a_changed_network_is_named_and_each_code_has_its_own_results(project):
     assert older.stdout.splitlines()[-1] != again
 
 
-def test_the_store_alone_tells_as_well(project, tmp_path):
-    project.edit("models.py", "256", "128")
+def test_the_store_alone_tells_as_well(project, fresh):
+    fresh.edit("models.py", "256", "128")
     store = {"MLFLOW_TRACKING_URI": f"sqlite:///{project.root}/mlflow.db"}
-    elsewhere = project.copy(tmp_path / "elsewhere")
-    said = one_line(elsewhere.run(*SHORT, **store), 5)
+    said = one_line(fresh.run(*SHORT, **store), 5)
     assert "was finished with other code (in another folder)" in said
 
 
 @pytest.mark.full
-def test_one_that_was_interrupted_is_continued_by_other_code_only_on_request(made, tmp_path):
-    project = made.copy(tmp_path / "project")
-    project.killed(*LONG)
-    (journal,) = project.root.glob("runs/*/*/metrics.jsonl")
+def test_one_that_was_interrupted_is_continued_by_other_code_only_on_request(fresh):
+    fresh.killed(*LONG)
+    (journal,) = fresh.root.glob("runs/*/*/metrics.jsonl")
     before = journal.read_bytes()
-    project.edit("models.py", "nn.ReLU()", "nn.GELU()")
-    said = one_line(project.run(*LONG), 5)
+    fresh.edit("models.py", "nn.ReLU()", "nn.GELU()")
+    said = one_line(fresh.run(*LONG), 5)
     assert "was begun with other code (models.MLP changed); --force starts it over" in said
     assert "--continue-anyway continues it" in said
     assert journal.read_bytes() == before
-    succeeded(project.run(*LONG, "--continue-anyway"))
-    assert "it was continued with changed code" in one_line(project.run(*LONG), 5)
+    succeeded(fresh.run(*LONG, "--continue-anyway"))
+    assert "it was continued with changed code" in one_line(fresh.run(*LONG), 5)
 
 
 @pytest.mark.full
@@ -105,17 +103,16 @@ def test_figures_of_seeds_from_different_code_are_refused_or_say_so(project):
 
 
 @pytest.mark.full
-def test_a_trial_that_diverged_with_other_code_does_not_stand_in_the_way(project, tmp_path):
+def test_a_trial_that_diverged_with_other_code_does_not_stand_in_the_way(fresh):
     """With this code it may not diverge."""
-    project = project.copy(tmp_path / "fresh")
-    assert project.run("--epochs", "1", "--optimizer", "sgd", "--lr", "1e30").returncode == 1
-    project.edit("run.py", "losses = cross_entropy(", "losses = 1.0 * cross_entropy(")
-    succeeded(project.run("--epochs", "1"))
-    drawn = succeeded(project.do("python", "plot.py"))
+    assert fresh.run("--epochs", "1", "--optimizer", "sgd", "--lr", "1e30").returncode == 1
+    fresh.edit("run.py", "losses = cross_entropy(", "losses = 1.0 * cross_entropy(")
+    succeeded(fresh.run("--epochs", "1"))
+    drawn = succeeded(fresh.do("python", "plot.py"))
     assert "left out 1 job that diverged with other code or data" in drawn.stderr
-    caption = project.root / "figures" / "learning-curves.tex"
+    caption = fresh.root / "figures" / "learning-curves.tex"
     assert "1 diverged with other code or data" in caption.read_text()
-    succeeded(project.do("python", "plot.py", "--any-code"))
+    succeeded(fresh.do("python", "plot.py", "--any-code"))
     assert "diverged" in caption.read_text()
     assert "1 of the 2 jobs is from different code or data" in caption.read_text()
 
