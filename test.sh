@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 counts=(
-  --kills 50 --outage-seconds 30 --fresh-stores 20 --figures 400 --edits 1000 --slurm-jobs 20
+  --kills 50 --outage-seconds 30 --fresh-stores 20 --figures 400 --slurm-jobs 20
 )
 case ${1-} in
   --all) chosen=(-m "not gpu" "${counts[@]}") && shift ;;

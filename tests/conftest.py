@@ -3,6 +3,7 @@
 import shutil
 import signal
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fresh-stores", type=int, default=2, help=text)
     text = "random figures to plant faults in (160 for docs/figures.md's counts)"
     parser.addoption("--figures", type=int, default=8, help=text)
-    text = "edits whose fingerprints are compared between Pythons (1000: all)"
-    parser.addoption("--edits", type=int, default=9, help=text)
     parser.addoption("--schedules", type=int, default=20, help="orders in which a GPU works")
     parser.addoption("--slurm-jobs", type=int, default=8, help="jobs that train under Slurm")
 
@@ -75,7 +74,24 @@ def make(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
     return make
 
 
+@pytest.fixture(scope="session")
+def of_example(make: Callable[..., Path]) -> Callable[[str], Project]:
+    """Makes a project from an example, once; to be copied."""
+    return cache(lambda example: Project(make(example=example)))
+
+
 @pytest.fixture(scope="module")
-def project(make: Callable[..., Path], request: pytest.FixtureRequest) -> Project:
+def project(
+    of_example: Callable[[str], Project],
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Project:
     """A project of the module's own, made from its EXAMPLE: no jobs, no store."""
-    return Project(make(example=getattr(request.module, "EXAMPLE", "classification")))
+    made = of_example(getattr(request.module, "EXAMPLE", "classification"))
+    return made.copy(tmp_path_factory.mktemp("project") / "my_project")
+
+
+@pytest.fixture
+def fresh(project: Project, tmp_path: Path) -> Project:
+    """A copy of it for one test, without its jobs and store."""
+    return project.copy(tmp_path / "fresh")

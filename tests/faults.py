@@ -17,6 +17,7 @@ from uuid import uuid4
 import numpy as np
 import torch
 import warm
+from bits import plain
 from labjobs.tracking import costs
 from labjobs.training import checkpoints
 
@@ -42,6 +43,10 @@ UNSET = ("MLFLOW", "CUDA", "PYTEST", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECOD
 """What the commands of a project are not told by the environment, since a user's does not."""
 
 
+OFTEN = ("--checkpoint-minutes", "0.0001")
+"""The flags of a job that makes a checkpoint after each step."""
+
+
 class Project:
     """A generated project, its jobs and what they leave."""
 
@@ -58,6 +63,10 @@ class Project:
         left = shutil.ignore_patterns("runs", "mlflow.db*", "mlruns")
         return Project(Path(shutil.copytree(self.root, root, ignore=left)))
 
+    def clone(self, root: Path) -> "Project":
+        """The same project in another folder, with its jobs and their store."""
+        return Project(Path(shutil.copytree(self.root, root)))
+
     def behind(self, *words: str) -> "Project":
         """The same project, its commands put behind others such as `Disk.within`."""
         other = Project(self.root)
@@ -73,6 +82,19 @@ class Project:
         if env or self._starts_otherwise:
             return ended(self.start(*flags, **env))
         return warm.run([str(self.root / "run.py"), *flags], self.root, self.env)
+
+    def killed(self, *flags: str) -> None:
+        """Start a job that makes a checkpoint in each step, and kill it once it has made one."""
+
+        def checkpoints() -> dict[Path, int]:
+            found = self.root.glob("runs/*/*/last.pt")
+            return {path: path.stat().st_mtime_ns for path in found}
+
+        before, job = checkpoints(), self.start(*flags, *OFTEN)
+        wait_until(lambda: job.poll() is not None or checkpoints() != before)
+        kill(job.pid)
+        done = ended(job)
+        assert done.returncode == -signal.SIGKILL, done
 
     def finish(self, *flags: str) -> str:
         """Run a job to its end, which must be well; returns its id."""
@@ -92,7 +114,6 @@ class Project:
         return bool(self._before) or "PYTHONPATH" in self.env
 
     def printed(self, code: str, *words: str) -> list[str]:
-        """Return the lines that some Python code prints in the project's folder."""
         done = self.do("python", "-c", code, *words)
         assert done.returncode == 0, done
         return done.stdout.splitlines()
@@ -113,7 +134,6 @@ class Project:
         path.write_text(text.replace(old, new))
 
     def command(self, *words: str, **env: str) -> subprocess.Popen[str]:
-        """Start a command in the project's folder, in a process group of its own."""
         return subprocess.Popen(
             [*self._before, *words],
             cwd=self.root,
@@ -139,7 +159,6 @@ class Project:
                 return []
 
     def write(self, change: str) -> None:
-        """Change the project's sqlite store by hand."""
         with closing(sqlite3.connect(self.root / "mlflow.db", timeout=120)) as store, store:
             store.execute(change)
 
@@ -212,7 +231,6 @@ def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
-    """A command that has ended, which must be well."""
     assert done.returncode == 0, done
     return done
 
@@ -248,26 +266,7 @@ def job_of(done: subprocess.CompletedProcess[str]) -> str:
 
 def same(one: object, other: object) -> bool:
     """Whether two nested values are equal, tensors bit for bit."""
-    if isinstance(one, torch.Tensor):
-        return (
-            isinstance(other, torch.Tensor)
-            and one.dtype == other.dtype
-            and one.shape == other.shape
-            and one.numpy().tobytes() == other.numpy().tobytes()
-        )
-    if isinstance(one, dict):
-        return (
-            isinstance(other, dict)
-            and one.keys() == other.keys()
-            and all(same(one[k], other[k]) for k in one)
-        )
-    if isinstance(one, list | tuple):
-        return (
-            isinstance(other, type(one))
-            and len(one) == len(other)
-            and all(same(a, b) for a, b in zip(one, other, strict=True))
-        )
-    return one == other
+    return bool(plain(one) == plain(other))
 
 
 def learnt(project: Project, job: str) -> dict[str, dict[str, object]]:
@@ -295,18 +294,12 @@ def assert_nothing_torn(folder: Path) -> None:
     for path in folder.glob("*.json"):
         json.loads(path.read_bytes())
     if journal.exists():  # there was space for it
-        assert_whole_lines(journal)
-
-
-def assert_whole_lines(journal: Path) -> None:
-    """All lines of a journal can be read, but for half a line at its end."""
-    lines = journal.read_bytes().splitlines(keepends=True)
-    assert all(json.loads(line) for line in lines if line.endswith(b"\n"))
-    assert all(line.endswith(b"\n") for line in lines[:-1])
+        lines = journal.read_bytes().splitlines(keepends=True)
+        assert all(json.loads(line) for line in lines if line.endswith(b"\n"))
+        assert all(line.endswith(b"\n") for line in lines[:-1])
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started, such as a job's courier."""
     try:
         listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:  # it is gone
@@ -327,7 +320,6 @@ def courier_of(job: subprocess.Popen[str]) -> int | None:
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to a process that may be gone."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 

@@ -36,11 +36,9 @@ class Fault:
     new: str
 
     def fits(self, project: Path) -> bool:
-        """Return whether the text is in the file once."""
         return (project / "labjobs" / self.file).read_text().count(self.old) == 1
 
     def plant(self, project: Path) -> None:
-        """Make the change."""
         assert self.fits(project), self
         path = project / "labjobs" / self.file
         path.write_text(path.read_text().replace(self.old, self.new))

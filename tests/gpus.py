@@ -28,7 +28,6 @@ class Machine:
         }
 
     def host(self, project: Project) -> Project:
-        """Have a project's commands run here."""
         project.env |= self._env
         return project
 

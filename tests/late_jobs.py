@@ -90,7 +90,6 @@ class WithNorm(Loop):
     _take: Any = None
 
     def step(self, job: Job[Any], forward: Any, model: Any, batch: Any, optimizer: Any) -> None:
-        """Take one optimizer step."""
         if not self.graphed:
             super().step(job, forward, model, batch, optimizer)
             return
@@ -132,7 +131,6 @@ def wait_for_a_step(job: Job[Any]) -> None:
 
 
 def main(first: int, count: int) -> None:
-    """Run that many schedules."""
     os.fsync = lambda file: None
     torch.set_num_threads(1)
     for seed in range(first, first + count):

@@ -20,8 +20,6 @@ NETWORK = f"10.77.{os.getpid() % 250}"
 
 
 class Machine(NamedTuple):
-    """A machine: its name, its address, and the words that run a command on it."""
-
     name: str
     address: str
     within: tuple[str, ...]

@@ -5,23 +5,35 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from edits import DATA, MODELS, RUN, SETTINGS, Edit
+from faults import Project
+
+SETTINGS, DATA, MODELS, RUN = "settings.py", "data.py", "models.py", "run.py"
+
+
+Changes = tuple[tuple[str, str, str], ...]
+"""(file, text, text in its place) of each change; the text must be there."""
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """An edit, the guarantee that it breaks, and the file and a text in the line to be named."""
+    """Changes of a project, the guarantee that they break, and the file and a text of the line to
+    be named."""
 
-    edit: Edit
+    changes: Changes
     guarantee: str
     file: str
     text: str
     example: str = "classification"
     cure: str = ""
     """What is said to do about it."""
+    flags: tuple[str, ...] = ()
+
+    def make(self, project: Project) -> None:
+        for change in self.changes:
+            project.edit(*change)
 
     def line(self, root: Path) -> int:
-        """Return the number of the line, once the edit is made."""
+        """Return the number of the line, once the mistake is made."""
         lines = (root / self.file).read_text().splitlines()
         return next(number for number, line in enumerate(lines, 1) if self.text in line)
 
@@ -35,24 +47,20 @@ LOG = "                job.log(measured, lr=lr)  # stays on the device and is wr
 OPTIMIZER = "    optimizer = optimizers.make(model, settings)\n"
 NONE = '    """Change nothing."""\n    return batch\n'
 EVALUATED = "        _, measured = forward(model, batch, job.settings)\n"
+LAYERS = "        self.layers = nn.Sequential(\n            nn.Flatten(),"
 FIRST = "        logits: Tensor = self.layers(images)\n        return logits\n\n\ndef block("
 
 
-def planted(*changes: tuple[str, str, str], flags: tuple[str, ...] = ()) -> Edit:
-    """Return an edit."""
-    return Edit(changes, flags)
+def in_steps(line: str) -> Changes:
+    """Return changes by which each step does something after it has logged."""
+    return ((RUN, LOG, f"{LOG}                {line}\n"),)
 
 
-def in_steps(line: str) -> Edit:
-    """Return an edit by which each step does something after it has logged."""
-    return planted((RUN, LOG, f"{LOG}                {line}\n"))
-
-
-def augmented(body: str, above: str = "") -> Edit:
-    """Return an edit by which the augmentation `none` does something."""
+def augmented(body: str, above: str = "") -> Changes:
+    """Return changes by which the augmentation `none` does something."""
     done = f'    """Change nothing."""\n    images, labels = batch\n    {body}\n'
     imported = "from collections.abc import Callable, Sequence\n"
-    return planted(
+    return (
         (DATA, NONE, done),
         (DATA, "def none(batch: Batch)", f"{above}def none(batch: Batch)"),
         (DATA, imported, f"import random\nimport time\n{imported}"),
@@ -60,10 +68,7 @@ def augmented(body: str, above: str = "") -> Edit:
 
 
 FREEZE = '    freeze: Literal["none", "backbone"]'
-DROPOUT = (
-    '    dropout: float = added(0.0, neutral=0.0)\n    """Fraction of activations dropped."""\n\n'
-)
-UNREAD = (FREEZE, DROPOUT + FREEZE)
+DROPOUT = '    dropout: float = added(0.0, neutral=0.0)\n    """How much is dropped."""\n\n'
 
 NOISY = '''RANDOM = np.random.default_rng(0)
 
@@ -71,11 +76,11 @@ NOISY = '''RANDOM = np.random.default_rng(0)
 class Noisy(Dataset[Any]):
     """Digits with noise."""
 
-    def __init__(self, digits: Dataset[Any]) -> None:
-        self.digits = digits
+    def __init__(self, *digits: Any) -> None:
+        self.digits = TensorDataset(*digits)
 
     def __len__(self) -> int:
-        return len(self.digits)  # type: ignore[arg-type]
+        return len(self.digits)
 
     def __getitem__(self, index: int) -> Any:
         image, label = self.digits[index]
@@ -86,15 +91,16 @@ def digits('''
 
 MISTAKES = {
     "EMA not in job.resume": Mistake(
-        planted((RUN, "scaler=scaler, ema=ema, ", "scaler=scaler, "), flags=("--ema", "0.9")),
+        ((RUN, "scaler=scaler, ema=ema, ", "scaler=scaler, "),),
         *(STATE, RUN, "ema = EMA("),
+        flags=("--ema", "0.9"),
     ),
     "optimizer not in job.resume": Mistake(
-        planted((RUN, "optimizer=optimizer, scaler", "scaler")),
+        ((RUN, "optimizer=optimizer, scaler", "scaler"),),
         *(RESUME, RUN, "optimizer = optimizers.make("),
     ),
     "number carried from step to step": Mistake(
-        planted(
+        (
             (RUN, OPTIMIZER, OPTIMIZER + "    weight = 1.0\n"),
             (RUN, STEP, STEP + "            weight *= 0.9\n"),
             (RUN, "scaler.scale(loss).backward", "scaler.scale(loss * weight).backward"),
@@ -103,80 +109,53 @@ MISTAKES = {
         cure="weight changes while training and is not restored; keep it in an object with state",
     ),
     "own random numbers in the augmentation": Mistake(
-        augmented(
-            "return images + RANDOM.randrange(99), labels", "RANDOM = random.Random(0)\n\n\n"
-        ),
-        *(RESUME, DATA, "RANDOM = random.Random(0)"),
-        cure="RANDOM is not restored; draw from torch's own random numbers",
+        augmented("return images + DRAWN.randrange(99), labels", "DRAWN = random.Random(0)\n\n\n"),
+        *(RESUME, DATA, "DRAWN = random.Random(0)"),
+        cure="DRAWN is not restored; draw from torch's own random numbers",
     ),
     "clock in the augmentation": Mistake(
         augmented("return images + time.time_ns() // 1000 % 9, labels"),
         *(TWICE, DATA, "time.time_ns()"),
     ),
     "random numbers in a dataset": Mistake(
-        planted(
+        (
             (DATA, "def digits(", NOISY),
-            (
-                DATA,
-                "    return Source(TensorDataset(images, rows[:, -1].long()), ",
-                "    return Source(Noisy(TensorDataset(images, rows[:, -1].long())), ",
-            ),
+            (DATA, "TensorDataset(images, ", "Noisy(images, "),
         ),
         *(TWICE, DATA, "def __getitem__(self, index"),
     ),
     "item": Mistake(in_steps("total = loss.item()"), WAITS, RUN, "total = loss.item()"),
     "NumPy in forward": Mistake(
-        planted(
-            (
-                RUN,
-                '"accuracy": predicted == labels',
-                '"accuracy": torch.from_numpy(predicted.cpu().numpy()) == labels',
-            )
-        ),
+        ((RUN, "predicted == labels", "torch.from_numpy(predicted.cpu().numpy()) == labels"),),
         *(WAITS, RUN, "predicted.cpu().numpy()"),
     ),
     "mask": Mistake(in_steps("right = loss.expand(3)[loss.expand(3) > 0]"), WAITS, RUN, "right ="),
     "dropout in evaluation": Mistake(
-        planted((MODELS, FIRST, FIRST.replace("images)", "nn.functional.dropout(images, 0.5))"))),
+        ((MODELS, FIRST, FIRST.replace("images)", "nn.functional.dropout(images, 0.5))")),),
         *(EVALUATION, RUN, "_, measured = forward("),
     ),
     "evaluation draws random numbers": Mistake(
-        planted((RUN, EVALUATED, f"{EVALUATED}        chosen = torch.randperm(9)\n")),
+        ((RUN, EVALUATED, f"{EVALUATED}        chosen = torch.randperm(9)\n"),),
         *(EVALUATION, RUN, "chosen = torch.randperm(9)"),
     ),
     "unused layer": Mistake(
-        planted(
-            (
-                MODELS,
-                "        self.layers = nn.Sequential(\n            nn.Flatten(),",
-                "        self.unused = nn.Linear(3, 3)\n"
-                "        self.layers = nn.Sequential(\n            nn.Flatten(),",
-            )
-        ),
+        ((MODELS, LAYERS, f"        self.unused = nn.Linear(3, 3)\n{LAYERS}"),),
         *(GRADIENTS, MODELS, "self.unused = "),
     ),
     "layer without an optimizer": Mistake(
-        planted((RUN, OPTIMIZER, OPTIMIZER.replace("(model,", "(model.network.layers[2:],"))),
+        ((RUN, OPTIMIZER, OPTIMIZER.replace("(model,", "(model.network.layers[2:],")),),
         *(GRADIENTS, MODELS, "self.layers = nn.Sequential("),
     ),
     "column minus row": Mistake(
-        planted(
-            (
-                RUN,
-                "    errors = predicted - targets\n",
-                "    errors = predicted[:, None] - targets\n",
-            )
-        ),
+        ((RUN, "errors = predicted - targets", "errors = predicted[:, None] - targets"),),
         *(MEASUREMENTS, RUN, "errors = predicted"),
         "regression",
     ),
     "a setting that nothing reads": Mistake(
-        planted((SETTINGS, *UNREAD)), FLAGS, SETTINGS, "    dropout: float = "
+        ((SETTINGS, FREEZE, DROPOUT + FREEZE),), FLAGS, SETTINGS, "    dropout: float = "
     ),
     "logits that are too large": Mistake(
-        planted(
-            (RUN, "    losses = cross_entropy(logits, ", "    losses = cross_entropy(50 * logits, ")
-        ),
+        ((RUN, "losses = cross_entropy(logits, ", "losses = cross_entropy(50 * logits, "),),
         *(START, RUN, "job.resume("),
     ),
 }

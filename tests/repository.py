@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +20,7 @@ os.chdir(started)
 
 def imported(example: str, name: str) -> ModuleType:
     """A module of an example, as a project that is made from it imports it."""
-    beside = ("settings", "models", "jobs")
+    beside = ("settings", "models", "jobs", "data", "optimizers", "run", "texts")
     kept = {module: sys.modules.pop(module) for module in beside if module in sys.modules}
     sys.path[:0] = [str(REPOSITORY / "examples" / example), str(PROJECT)]
     try:
@@ -29,3 +30,11 @@ def imported(example: str, name: str) -> ModuleType:
         for module in beside:
             sys.modules.pop(module, None)
         sys.modules.update(kept)
+
+
+def commit(folder: Path) -> str:
+    """Commit all that is in a folder, which becomes a repository; returns the commit."""
+    git = ["git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org", "-C", str(folder)]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "All"]):
+        subprocess.run([*git, *words], check=True)
+    return subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()

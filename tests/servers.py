@@ -7,27 +7,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
 import debian
-import sqlalchemy
 from faults import wait_until
-
-POINTS = """
-SELECT metrics.key, step, timestamp, metrics.value FROM metrics JOIN runs USING (run_uuid)
-JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
-WHERE id.value = :job_id AND lifecycle_stage = 'active'
-"""
-RUNS = """
-SELECT status, mark.value FROM runs
-JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
-LEFT JOIN tags AS mark ON mark.run_uuid = runs.run_uuid AND mark.key = 'finished'
-WHERE id.value = :job_id AND lifecycle_stage = 'active'
-"""
 
 
 class Server:
@@ -67,7 +53,6 @@ class Server:
         return self
 
     def kill(self) -> None:
-        """Kill all its processes."""
         self._signal(signal.SIGKILL)
         self._process.wait(60)
 
@@ -81,39 +66,15 @@ class Server:
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
-        """Send a signal to all its processes; they are in a group of their own."""
         if self._process.returncode is None:  # its id is still its own
             os.killpg(self._process.pid, number)
 
 
-class Store:
-    """A store's database, read by SQL."""
-
-    def __init__(self, uri: str) -> None:
-        self.uri = uri
-
-    def points(self, job_id: str) -> "Counter[tuple[object, ...]]":
-        """(name, step, time, value) of all metrics in a job's runs that are not deleted."""
-        return Counter(self._ask(POINTS, job_id))
-
-    def runs(self, job_id: str) -> list[tuple[object, ...]]:
-        """(status, mark) of a job's runs that are not deleted."""
-        return self._ask(RUNS, job_id)
-
-    def _ask(self, query: str, job_id: str) -> list[tuple[object, ...]]:
-        engine = sqlalchemy.create_engine(self.uri, poolclass=sqlalchemy.NullPool)
-        with engine.connect() as connection:
-            rows = connection.execute(sqlalchemy.text(query), {"job_id": job_id})
-            return [tuple(row) for row in rows]
-
-
 @contextmanager
 def mlflow_server(backend: str) -> Iterator[Server]:
-    """`mlflow server` on a database."""
     port = free_port()
     uri = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
@@ -157,9 +118,14 @@ def postgres() -> Iterator[Server]:
 
 def postgres_programs() -> Path:
     """The folder of PostgreSQL's programs, which are installed if they are not there."""
-    if not _installed():
+
+    def installed() -> list[Path]:
+        found = Path("/usr/lib/postgresql").glob("*/bin/postgres")
+        return sorted(found, key=lambda program: int(program.parts[-3]))
+
+    if not installed():
         debian.install("postgresql")
-    return _installed()[-1].parent
+    return installed()[-1].parent
 
 
 def free_port() -> int:
@@ -167,14 +133,6 @@ def free_port() -> int:
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def _installed() -> list[Path]:
-    return sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=_version)
-
-
-def _version(program: Path) -> int:
-    return int(program.parts[-3])
 
 
 def _as(user: str, command: list[str]) -> None:

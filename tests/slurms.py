@@ -112,7 +112,6 @@ class Cluster:
         wait_until(lambda: self._try(*asked).stdout == "idle\n")
 
     def ask(self, *command: str) -> str:
-        """What a command prints."""
         done = self._try(*command)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         return done.stdout
@@ -167,7 +166,6 @@ class Cluster:
         self.ask(*job)
 
     def stop(self) -> None:
-        """Cancel its jobs, if there are any, and end its processes."""
         try:
             if len(self._processes) == 2 + len(self._machines):
                 wait_until(self._is_emptied, pause=PAUSE)
@@ -233,7 +231,6 @@ def slurm(
     machines: Sequence[Machine] = (),
     address: str = HERE,
 ) -> Iterator[Cluster]:
-    """Slurm, of this machine or of several."""
     install()
     with TemporaryDirectory() as folder:
         cluster = Cluster(Path(folder), gpus, largest_array, machines, address)
@@ -245,7 +242,6 @@ def slurm(
 
 
 def install() -> None:
-    """Install Slurm if it is not there."""
     if not shutil.which("slurmctld", path=PATH):
         debian.install("munge", "slurmctld", "slurmd", "slurm-client")
     if not shutil.which("slurmctld", path=PATH):

@@ -41,7 +41,6 @@ def empty() -> Path:
 
 
 def fresh(folder: Path) -> "Store":
-    """Return an empty store in a folder."""
     return Store(f"sqlite:///{shutil.copy(empty(), folder)}", folder)
 
 
@@ -78,6 +77,8 @@ class Store:
             "metrics": json.dumps(as_plain(metrics)),
             "neutral": "{}",
         }
+        if mark:
+            about["diverged" if status == "FAILED" else "finished"] = "true"
         run = self.client.create_run(place, tags={**about, **(tags or {})}).info.run_id
         last = STEPS * max(map(len, curves.values()), default=1)
         times = [seconds * (place + 1) for place in range(last // STEPS)]
@@ -94,8 +95,6 @@ class Store:
         self.client.log_batch(run, metrics=points, params=params)
         if status != "RUNNING":
             self.client.set_terminated(run, status)
-        if mark:
-            self.client.set_tag(run, "diverged" if status == "FAILED" else "finished", "true")
         return str(run)
 
     def classifiers(
@@ -152,7 +151,6 @@ class Store:
 
 
 def name(settings: Mapping[str, Any]) -> str:
-    """Return a job's id that says its settings."""
     return " ".join(f"{key}={value}" for key, value in settings.items())
 
 

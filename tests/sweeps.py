@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
-from faults import Project, ended
+from faults import Project
 
 LIGHT = '''
 """A job that notes where and when it ran, and ends as its note tells it to."""
@@ -151,7 +151,8 @@ class Lab:
         self.intervals_file = self.machine / "intervals"
         if not machine:
             self._make_machine(gpus)
-        self.env = project.env | {
+        self.env = self.project.env
+        self.env |= {
             "PATH": f"{self.machine}:{os.environ['PATH']}",
             "GPU_LOCKS": str(self.machine / "locks"),
             "INTERVALS": str(self.intervals_file),
@@ -179,11 +180,9 @@ class Lab:
         path.write_text(f"GPU-{gpu}\n{memory}, {percent}\n")
 
     def write_grid(self, *jobs: str) -> None:
-        """Make these jobs, each given as shell words, the grid of run.sh."""
         write_grid(self.project.root, *jobs)
 
     def write_lines(self, *lines: str) -> None:
-        """Make these lines the grid of run.sh."""
         write_lines(self.project.root, *lines)
 
     def write_analysis(self) -> None:
@@ -193,12 +192,10 @@ class Lab:
         (self.project.root / "settings.py").write_text(SETTINGS + ANALYSIS)
 
     def start(self, *flags: str, **env: str) -> subprocess.Popen[str]:
-        """Start `bash run.sh` in a process group of its own."""
-        return start(self.project.root, self.env | env, *flags)
+        return self.project.command("bash", "run.sh", *flags, **env)
 
     def sweep(self, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """`bash run.sh` to its end."""
-        return ended(self.start(*flags, **env))
+        return self.project.do("bash", "run.sh", *flags, **env)
 
     def intervals(self) -> list[SimpleNamespace]:
         """What the jobs have noted of when and where they ran."""
@@ -217,21 +214,6 @@ def write_lines(root: Path, *lines: str) -> None:
     tail = rest.split("\n}\n", 1)[1]
     body = "".join(f"  {line}\n" for line in lines)
     (root / "run.sh").write_text(f"{head}grid() {{\n{body}}}\n{tail}")
-
-
-def start(
-    root: Path, env: dict[str, str], *flags: str, before: tuple[str, ...] = ()
-) -> subprocess.Popen[str]:
-    """Start `bash run.sh`, perhaps behind other words, in a process group of its own."""
-    return subprocess.Popen(
-        [*before, "bash", "run.sh", *flags],
-        cwd=root,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
 
 
 def light(**note: object) -> Callable[[int], str]:

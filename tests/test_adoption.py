@@ -39,7 +39,6 @@ def patched(text: str, diff: str) -> str:
 
 @pytest.fixture(scope="module")
 def package(make, tmp_path_factory):
-    """The folder that the wheel of a project is unpacked into."""
     folder = tmp_path_factory.mktemp("package")
     (wheel,) = (make(engine="package") / "vendor").iterdir()
     with ZipFile(wheel) as packed:

@@ -3,12 +3,11 @@
 import json
 import os
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import Project, ended, job_of, kill, one_line, succeeded, wait_until
+from faults import Project, job_of, one_line, succeeded
 from mlflow import MlflowClient
 from PIL import Image
 
@@ -37,8 +36,7 @@ def made(make):
 
 @pytest.fixture
 def project(made, tmp_path):
-    """That project with its job and its store, to change."""
-    return Project(Path(shutil.copytree(made.root, tmp_path / "project")))
+    return made.clone(tmp_path / "project")
 
 
 def finished_already(project: Project, *flags: str) -> bool:
@@ -89,16 +87,15 @@ def test_files_that_come_or_go_are_noticed(project):
 
 
 @pytest.mark.full
-def test_names_that_are_no_text(made, tmp_path):
-    project = made.copy(tmp_path / "project")
-    odd = os.fsencode(project.root) + b"/data/cat/caf\xe9.png"
-    os.rename(project.root / "data/cat/7.png", odd)
-    assert project.run(*BY_WORKERS).returncode == 0
-    assert finished_already(project)
+def test_names_that_are_no_text(fresh):
+    odd = os.fsencode(fresh.root) + b"/data/cat/caf\xe9.png"
+    os.rename(fresh.root / "data/cat/7.png", odd)
+    assert fresh.run(*BY_WORKERS).returncode == 0
+    assert finished_already(fresh)
     image(99, Path(os.fsdecode(odd)))
-    assert r"(data/cat/caf\xe9.png changed)" in one_line(project.run(*BY_WORKERS), 5)
+    assert r"(data/cat/caf\xe9.png changed)" in one_line(fresh.run(*BY_WORKERS), 5)
     for command in ("stale", "list"):
-        listed = project.do("python", "jobs.py", command)
+        listed = fresh.do("python", "jobs.py", command)
         assert listed.returncode == 0 and r"data/cat/caf\xe9.png changed" in listed.stdout
 
 
@@ -112,18 +109,14 @@ def test_copies_elsewhere_are_the_same_data_and_what_is_away_is_not_checked(proj
 
 
 @pytest.mark.full
-def test_one_that_was_stopped_is_continued_with_other_data_only_on_request(made, tmp_path):
-    project = made.copy(tmp_path / "project")
+def test_one_that_was_stopped_is_continued_with_other_data_only_on_request(fresh):
     flags = (*FLAGS, "--epochs", "300")
-    job = project.start(*flags, "--checkpoint-minutes", "0.0001")
-    wait_until(lambda: any(project.root.glob("runs/*/*/last.pt")))
-    kill(job.pid, signal.SIGKILL)
-    ended(job)
-    image(99, project.root / "data/cat/99.png")
-    said = one_line(project.run(*flags), 5)
+    fresh.killed(*flags)
+    image(99, fresh.root / "data/cat/99.png")
+    said = one_line(fresh.run(*flags), 5)
     assert "was begun with other data (data/cat changed); --force starts it over" in said
-    succeeded(project.run(*flags, "--continue-anyway"))
-    assert "it was continued with changed data" in one_line(project.run(*flags), 5)
+    succeeded(fresh.run(*flags, "--continue-anyway"))
+    assert "it was continued with changed data" in one_line(fresh.run(*flags), 5)
 
 
 def test_a_mean_over_older_jobs_with_different_data_is_refused(project):
@@ -149,43 +142,40 @@ assert PIPE.read_text() == "words"
 
 
 @pytest.mark.full
-def test_processes_that_are_not_forked_note_what_they_read_as_well(made, tmp_path):
-    project = made.copy(tmp_path / "project")
-    with (project.root / "data.py").open("a") as file:
+def test_processes_that_are_not_forked_note_what_they_read_as_well(made, fresh):
+    with (fresh.root / "data.py").open("a") as file:
         file.write(SPAWNED)
-    assert project.run(*BY_WORKERS).returncode == 0
-    assert read_by(project) == read_by(made)
+    assert fresh.run(*BY_WORKERS).returncode == 0
+    assert read_by(fresh) == read_by(made)
 
 
 @pytest.mark.full
-def test_files_of_the_project_count_but_not_what_the_job_has_made(made, tmp_path):
+def test_files_of_the_project_count_but_not_what_the_job_has_made(fresh):
     """Nor what is no plain file: to hash a pipe would wait for ever, or take what it has."""
-    project = made.copy(tmp_path / "project")
-    words = project.root / "words.txt"
+    words = fresh.root / "words.txt"
     words.write_text("a few words")
-    with (project.root / "data.py").open("a") as file:
+    with (fresh.root / "data.py").open("a") as file:
         file.write(OF_PROJECT)
-    assert project.run(*FLAGS[-3:]).returncode == 0
-    assert read_by(project) == {"project/words.txt"}
+    assert fresh.run(*FLAGS[-3:]).returncode == 0
+    assert read_by(fresh) == {"project/words.txt"}
     words.write_text("other words")
-    said = one_line(project.run(*FLAGS[-3:]), 5)
+    said = one_line(fresh.run(*FLAGS[-3:]), 5)
     assert "was finished with other data (project/words.txt changed)" in said
 
 
 @pytest.mark.full
-def test_what_changes_while_a_job_runs_is_noticed_at_its_end(made, tmp_path):
-    project = made.copy(tmp_path / "project")
-    with (project.root / "run.py").open() as file:
+def test_what_changes_while_a_job_runs_is_noticed_at_its_end(fresh):
+    with (fresh.root / "run.py").open() as file:
         text = file.read().replace(
             "    job.load_best(model=model)\n",
             '    os.system(f"truncate -s 0 {job.runtime.data_root}/cat/3.png")\n'
             "    job.load_best(model=model)\n",
         )
-    (project.root / "run.py").write_text(f"import os\n{text}")
-    assert project.run(*BY_WORKERS).returncode == 0
-    (log,) = project.root.glob("runs/*/*/log.txt")
+    (fresh.root / "run.py").write_text(f"import os\n{text}")
+    assert fresh.run(*BY_WORKERS).returncode == 0
+    (log,) = fresh.root.glob("runs/*/*/log.txt")
     assert "the data has changed while the job ran (data/cat/3.png changed)" in log.read_text()
-    assert "its data changed while it ran" in one_line(project.run(*BY_WORKERS), 5)
+    assert "its data changed while it ran" in one_line(fresh.run(*BY_WORKERS), 5)
 
 
 QUICK = ("--epochs", "1", "--quiet")

@@ -5,12 +5,10 @@ import json
 import numpy as np
 import pytest
 from faults import one_line, same
-from PIL import Image
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsClassifier
 
 EXAMPLE = "contrastive"
-RANDOM = np.random.default_rng(0)
 SHORT = ("--steps", "60", "--eval-every", "30", "--quiet")
 
 
@@ -122,12 +120,11 @@ def test_probes_learn_from_few_training_images_of_each_class(project):
     assert both[0] != both[1]
 
 
-def test_training_uses_no_labels(project, tmp_path):
+def test_training_uses_no_labels(project, fresh):
     """With the labels of other images, the last weights and the training curve are the same."""
-    wrong = project.copy(tmp_path / "wrong")
-    wrong.edit("data.py", "(images, rows[:, -1].long())", "(images, rows[:, -1].long().roll(500))")
+    fresh.edit("data.py", "(images, rows[:, -1].long())", "(images, rows[:, -1].long().roll(500))")
     flags = (*SHORT, "--monitor", "none")
-    jobs = [(each, each.finish(*flags)) for each in (project, wrong)]
+    jobs = [(each, each.finish(*flags)) for each in (project, fresh)]
     one, other = (each.tensors(job)["best"]["models"] for each, job in jobs)
     assert same(one, other)
     one, other = (each.stored(job) for each, job in jobs)
@@ -136,21 +133,6 @@ def test_training_uses_no_labels(project, tmp_path):
 
 
 # Datasets and flags
-
-
-def test_images_in_folders_are_read_in_their_format(project, tmp_path):
-    for name, low, high in (("dark", 0, 128), ("light", 128, 256)):
-        (tmp_path / name).mkdir()
-        for number in range(20):
-            pixels = RANDOM.integers(low, high, (24, 24, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / name / f"{number:02}.png")
-    folder = ("--dataset", "image-folder", "--data-root", str(tmp_path), "--image-size", "16")
-    flags = (*folder, "--augment", "crop-flip-colour", "--batch-size", "8", *SHORT)
-    job = project.finish(*flags, "--val-fraction", "0.2")
-    assert project.tested(job)["probe_accuracy"] > 0.8
-    (tmp_path / "dark" / "00.png").unlink()
-    said = one_line(project.run(*flags, "--probe-labels", "30", "--note", "few"), 2)
-    assert "--probe-labels 30: the class " in said and " training images" in said
 
 
 @pytest.mark.parametrize(

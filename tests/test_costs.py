@@ -18,7 +18,6 @@ WHERE tags.key = 'job_id' AND tags.value = ?
 
 @pytest.fixture(scope="module")
 def killed(project, tmp_path_factory):
-    """A job that was killed and continued."""
     copy = project.copy(tmp_path_factory.mktemp("killed") / "copy")
     process = copy.start(*JOB)
     wait_until(lambda: any(copy.root.glob("runs/*/*/last.pt")))

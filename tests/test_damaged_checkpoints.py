@@ -1,6 +1,5 @@
 """Checkpoints that are damaged or malicious: never loaded wrong, never opened as code."""
 
-import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from faults import (
-    Project,
     assert_as_undisturbed,
     assert_nothing_torn,
     ended,
@@ -53,7 +51,7 @@ def stopped(project, reference, tmp_path_factory):
 @pytest.fixture
 def again(stopped, tmp_path):
     """A copy of that copy, with its job and its store."""
-    return Project(Path(shutil.copytree(stopped.root, tmp_path / "again")))
+    return stopped.clone(tmp_path / "again")
 
 
 def spoil(path: Path) -> None:
@@ -90,7 +88,7 @@ def test_starts_over_without_a_whole_checkpoint(project, reference, again, tmp_p
 
 @pytest.mark.full
 def test_best_weights_that_are_damaged_or_run_code_are_not_loaded(project, reference, tmp_path):
-    copy = Project(Path(shutil.copytree(project.root, tmp_path / "copy")))
+    copy = project.clone(tmp_path / "copy")
     path, trap = copy.folder(reference) / "best.pt", tmp_path / "trap"
     load = ("python", "-c", f"import jobs; jobs.load('{reference}')")
     spoil(path)
@@ -102,15 +100,12 @@ def test_best_weights_that_are_damaged_or_run_code_are_not_loaded(project, refer
     assert not trap.exists()
 
 
-def test_a_loop_that_keeps_the_best_weights_in_every_step_makes_checkpoints_all_the_same(
-    project, tmp_path
-):
+def test_a_loop_that_keeps_the_best_weights_in_every_step_makes_checkpoints_all_the_same(fresh):
     """As full-batch training does: best.pt is always being written."""
-    copy = project.copy(tmp_path / "copy")
     whole = ("--batch-size", "2000", "--monitor", "none", "--model", "convnet", "--epochs", "200")
-    job = copy.start(*whole, "--checkpoint-minutes", "0.0001")
-    wait_until(lambda: [*copy.root.glob("runs/*/*/previous.pt")] != [])
+    job = fresh.start(*whole, "--checkpoint-minutes", "0.0001")
+    wait_until(lambda: [*fresh.root.glob("runs/*/*/previous.pt")] != [])
     kill(job.pid)
     ended(job)
-    again = copy.run(*whole, "--checkpoint-minutes", "0.0001", "--pause-after", "150")
+    again = fresh.run(*whole, "--checkpoint-minutes", "0.0001", "--pause-after", "150")
     assert "continuing from last.pt" in again.stdout, again

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from faults import Project, succeeded
-from repository import PROJECT, REPOSITORY
-from test_generation import commit, cruft
+from repository import PROJECT, REPOSITORY, commit
+from test_generation import cruft
 
 pytestmark = pytest.mark.full
 

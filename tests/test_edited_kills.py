@@ -39,7 +39,6 @@ class Network:
         self._learnt = self._left_in(project)
 
     def write(self, project: Project) -> None:
-        """Let the project have this network."""
         (project.root / "models.py").write_text(self._models)
 
     def assert_undisturbed(self, project: Project) -> None:

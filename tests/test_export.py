@@ -62,7 +62,6 @@ class Exported:
         return list(np.load(self.folder / "outputs.npz").values())
 
     def found(self) -> list[np.ndarray]:
-        """What the program makes of the inputs, in a fresh Python that does not see the project."""
         words = [sys.executable, "-I", "-c", ALONE, str(self.folder / "model" / "model.pt2")]
         env = self.project.env
         silent(subprocess.run(words, cwd=self.folder, env=env, capture_output=True, text=True))
@@ -148,8 +147,7 @@ LAYERS = "        logits: Tensor = self.layers(images)\n"
 
 @pytest.fixture
 def changed(made, tmp_path):
-    """The project with its jobs, to change."""
-    return Project(Path(shutil.copytree(made.project.root, tmp_path / "project")))
+    return made.project.clone(tmp_path / "project")
 
 
 def test_without_example_inputs_a_line_says_what_to_write(made, changed):

@@ -9,7 +9,6 @@ import time
 import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 import stored
 from labjobs.results import style
@@ -26,7 +25,6 @@ DPI = 300
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """A store with the default sweep in it."""
     store = stored.fresh(tmp_path_factory.mktemp("store"))
     store.classifiers("sweep")
     store.keep_predictions()
@@ -45,7 +43,6 @@ class Drawn:
         self.names = [path.stem for path, _, _ in self.files if path.suffix == ".pdf"]
 
     def caption(self, name):
-        """The caption of a figure, as it would be read."""
         text = (self.folder / f"{name}.tex").read_text().split("\\caption{")[1].rsplit("}\n", 2)[0]
         for latex, plain in (("--", "\N{EN DASH}"), (r"$\geq$", "≥"), (r"$\leq$", "≤"), ("\\", "")):
             text = text.replace(latex, plain)
@@ -136,21 +133,6 @@ def test_each_data_set_has_figures_of_its_own(draw, store):
         assert f" Task: {task}." in caption
         about = json.loads((drawn.folder / f"confusion-{task.replace(' ', '-')}.json").read_text())
         assert about["shared"]["dataset"] == task
-
-
-def test_two_seeds_and_two_classes_that_are_booleans(draw, store):
-    for seed, values in enumerate(([0.5, 0.6], [0.8, 0.9])):
-        store.job("pair", {"val_accuracy": values}, monitor="val_accuracy", lr=0.1, seed=seed)
-    label = np.arange(10) % 2 == 0
-    np.savez(store.folder / "predictions.npz", label=label, predicted=label | (np.arange(10) < 2))
-    drawn = draw("pair")
-    store.keep_predictions()
-    assert drawn.status == 0
-    assert "1 of 10 are wrong" in drawn.caption("confusion")
-    assert drawn.caption("learning-curves").endswith(
-        "mean of 2 seeds, 95% t interval; faint lines and points are single jobs. Intervals are "
-        "cut off at the edges of the axes."
-    )
 
 
 def test_the_same_jobs_give_the_same_bytes_whatever_else_is_in_the_store(draw, store, tmp_path):

@@ -43,7 +43,6 @@ def changed(make):
 
 
 def do(project: Project, *words: str) -> subprocess.CompletedProcess[str]:
-    """`python jobs.py` with these words."""
     return project.do("python", "jobs.py", *words)
 
 

@@ -117,8 +117,7 @@ def test_a_job_starts_from_a_checkpoint_s_weights(project):
     assert 0 < (moved[name] - published[name]).abs().max() < 0.1
 
 
-def test_a_job_is_stale_once_its_checkpoint_is_another(project, tmp_path):
-    fresh = project.copy(tmp_path / "copy")
+def test_a_job_is_stale_once_its_checkpoint_is_another(fresh):
     job = fresh.finish(*CHECKPOINT)
     assert "already finished" in succeeded(fresh.run(*CHECKPOINT)).stdout
     path = fresh.root / "data" / "pretrained" / "model.safetensors"

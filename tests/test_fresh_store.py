@@ -19,7 +19,6 @@ ORDER BY id.value
 
 @pytest.fixture
 def times(request):
-    """How many stores there are to make."""
     return int(request.config.getoption("--fresh-stores"))
 
 

@@ -14,7 +14,7 @@ import labjobs
 import pytest
 import yaml
 from faults import succeeded
-from repository import REPOSITORY
+from repository import REPOSITORY, commit
 
 QUESTIONS = json.loads((REPOSITORY / "cookiecutter.json").read_text())
 RENDERED = {".python-version", "CITATION.cff", "README.md", "pyproject.toml"}
@@ -71,15 +71,9 @@ def test_slug_comes_from_the_name(make, name, slug):
     assert make(project_name=name).name == slug
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "O'Neil's \"quoted\" \\ backslashed \\n name\\",
-        "Zoë 北京 🙂 \N{ZERO WIDTH JOINER} עברית",
-        "key: value # no comment, 100 % of {braces}, $HOME, $(id), `id`, {0} and <b>%s</b>",
-    ],
-)
-def test_hostile_words_are_carried_as_they_are(make, words):
+def test_hostile_words_are_carried_as_they_are(make):
+    words = "key: x # no comment, O'Neil's \"quote\" \\n, 100 % of {0}, $HOME, $(id), `id`, <b>%s "
+    words += "Zoë 北京 🙂 \N{ZERO WIDTH JOINER} עברי \\"
     project = make(project_name=words, project_slug="hostile", description=words, author=words)
     citation = yaml.safe_load((project / "CITATION.cff").read_text())
     readme = (project / "README.md").read_text()
@@ -145,17 +139,6 @@ def test_questions_answered_at_the_keyboard(template, tmp_path):
     assert next_steps.splitlines()[-1].startswith("    python plot.py")
 
 
-def git(folder, *words):
-    own = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
-    subprocess.run(["git", *own, "-C", folder, *words], check=True, stdout=subprocess.DEVNULL)
-
-
-def commit(folder):
-    git(folder, "init", "--quiet")
-    git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--message", "a version")
-
-
 def cruft(*words):
     command = [sys.executable, "-m", "cruft", *map(str, words)]
     succeeded(subprocess.run(command, capture_output=True, text=True))
@@ -164,11 +147,6 @@ def cruft(*words):
 def wheel(project):
     (found,) = (project / "vendor").iterdir()
     return found
-
-
-def commit_of(folder):
-    command = ["git", "-C", folder, "rev-parse", "HEAD"]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def test_the_version_stands_in_four_places():
@@ -181,11 +159,11 @@ def test_the_version_stands_in_four_places():
 @pytest.mark.parametrize("command", ["pack-refs --all", "checkout --quiet --detach"])
 def test_a_project_notes_the_commit_that_made_it(template, tmp_path, command):
     source = shutil.copytree(template, tmp_path / "template", symlinks=True)
-    commit(source)
-    git(source, *command.split())
+    made_by = commit(source)
+    subprocess.run(["git", "-C", source, *command.split()], check=True)
     succeeded(cookiecutter(source, tmp_path, "--no-input", "--default-config"))
     with ZipFile(wheel(tmp_path / "out" / "my_project")) as packed:
-        assert packed.read("labjobs/commit.txt").decode() == commit_of(source)
+        assert packed.read("labjobs/commit.txt").decode().strip() == made_by
 
 
 def test_cruft_makes_a_project_of_the_chosen_example_and_updates_it(template, make, tmp_path):
@@ -200,11 +178,11 @@ def test_cruft_makes_a_project_of_the_chosen_example_and_updates_it(template, ma
     inner = source / "{{cookiecutter.project_slug}}"
     for file in (source / "examples/regression/run.py", inner / "labjobs/files.py"):
         file.write_text(file.read_text() + "# a change\n")
-    commit(source)
+    newest = commit(source)
     cruft("update", "--project-dir", project, "--skip-apply-ask")
     for name, change in {"run.py": "", "labjobs/files.py": "# a change\n"}.items():
         assert (project / name).read_text() == (same / name).read_text() + change
-    assert (project / "labjobs" / "commit.txt").read_text() == commit_of(source)
+    assert (project / "labjobs" / "commit.txt").read_text().strip() == newest
     assert files(project) - {".cruft.json"} >= files(same)
     assert not (project / ".examples").exists()
 
@@ -237,8 +215,7 @@ def test_updates_over_two_versions_touch_three_files_and_leave_a_student_s_alone
         assert text.count(old) == 1
         (project / file).write_text(text.replace(old, new))
     mine = {file: (project / file).read_text() for file in ("run.py", "settings.py")}
-    commit(project)
-    before = commit_of(project).strip()
+    before = commit(project)
     for version in ("1.1.0", "2.0.0"):
         bump(source, version)
         cruft("update", "--project-dir", project, "--skip-apply-ask")

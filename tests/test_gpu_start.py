@@ -3,15 +3,15 @@
 import json
 import os
 import re
-import textwrap
 from typing import Any
 
 import pytest
 import torch
-from faults import Project, ended, job_of, one_line, same, succeeded
+from faults import Project, job_of, one_line, same, succeeded
 from gpus import Machine, needs_stand_in
 from planted import MISTAKES
-from sweeps import NVIDIA_SMI, start, write_grid
+from sweeps import NVIDIA_SMI, write_grid
+from test_gpu import in_background
 
 pytestmark = [needs_stand_in, pytest.mark.full]
 
@@ -57,7 +57,6 @@ class Done:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
-    """A machine with 2 GPUs."""
     return Machine(tmp_path_factory.mktemp("machine"), gpus=2)
 
 
@@ -75,12 +74,13 @@ def job(machine, project):
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_trains_on_a_gpu(name, job):
+def test_a_job_trains_on_a_gpu(name, job, machine):
     tags, gpu = job(name).tags, "1" if name == "cuda:1" else "0"
     assert (tags["device"], tags["gpu"]) == ("H100 (a stand-in)", gpu)
     asked = dict(zip(JOBS[name], JOBS[name][1:], strict=False))
     assert tags["precision"] == asked.get("--precision", "bf16")
     assert job(name).best["models"]["model"]
+    assert {started["order"] for started in machine.starts()} == {"PCI_BUS_ID"}
 
 
 @pytest.mark.parametrize("device", ["cuda:7", "gpu"])
@@ -89,12 +89,7 @@ def test_a_gpu_that_is_not_there_is_refused_in_one_line(device, machine, project
     assert line.startswith(f"run.py: --device {device}: ")
 
 
-def test_gpus_are_numbered_as_nvidia_smi_does(machine, job):
-    job("default")
-    assert {started["order"] for started in machine.starts()} == {"PCI_BUS_ID"}
-
-
-def test_the_profile_says_what_the_gpu_did(job):
+def test_the_profile_says_what_the_gpu_did_and_that_no_step_waits(job):
     report = (job("profiled").folder / "profile.txt").read_text()
     assert "3 steps of 64 examples on H100 (a stand-in)\n" in report
     assert "the GPU is busy" in report and " MiB of memory at most" in report
@@ -149,15 +144,7 @@ def test_a_job_that_is_continued_has_the_gpus_random_numbers(machine, project, j
 
 def test_evaluation_in_the_background_by_its_recipe(machine, project, job, tmp_path):
     other = machine.host(project.copy(tmp_path / "project"))
-    recipe = (other.root / "labjobs" / "docs" / "recipes.md").read_text()
-    lines = (
-        recipe.split("## Evaluation in the background\n")[1].split("```python\n")[1].split("```")[0]
-    )
-    script = (other.root / "run.py").read_text()
-    before, after = script.split("        metrics = evaluate(", 1)
-    (other.root / "run.py").write_text(
-        before + textwrap.indent(lines, 8 * " ") + after.split("            break\n", 1)[1]
-    )
+    in_background(other)
     assert same(Done(other, *JOBS["cuda:0"]).best, job("cuda:0").best)
 
 
@@ -171,7 +158,7 @@ def test_a_sweep_gives_each_job_a_gpu_and_asks_none_to_plan(project, tmp_path):
     (tmp_path / "nvidia-smi").chmod(0o755)
     swept.env |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GPU_LOCKS": str(tmp_path / "locks")}
     write_grid(swept.root, *(f"--epochs 1 --seed {seed}" for seed in range(2)))
-    succeeded(ended(start(swept.root, swept.env)))
+    succeeded(swept.do("bash", "run.sh"))
     journals = [path.read_text() for path in swept.root.glob("runs/*/*/metrics.jsonl")]
     gpus = [re.findall(r'"gpu": ?"(\d)"', journal) for journal in journals]
     assert sorted(gpus) == [["0"], ["1"]]

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faults import job_of, learnt, one_line, same, succeeded
-from test_streamed_data import OFTEN, killed
 
 EXAMPLE = "graphs"
 SHORT = ("--steps", "40", "--eval-every", "20", "--layers", "2", "--quiet")
@@ -24,7 +23,7 @@ def test_killed_it_goes_on_with_the_next_graph(project, tmp_path):
     left, whole = project.copy(tmp_path / "killed"), project.copy(tmp_path / "whole")
     job = whole.finish(*flags, "--workers", "0")
     for workers in ("0", "2"):
-        killed(left, *flags, *OFTEN, "--workers", workers)
+        left.killed(*flags, "--workers", workers)
     succeeded(left.run(*flags))
     assert same(learnt(left, job), learnt(whole, job))
     assert left.journalled(job) == whole.journalled(job) == left.stored(job)

@@ -34,13 +34,6 @@ def jobs(project: Project) -> dict[str, str]:
     return found
 
 
-def test_last_pt_stays_where_a_longer_job_could_go_on(made):
-    stays = {name for name, job in jobs(made).items() if (made.folder(job) / "last.pt").exists()}
-    assert stays == {"short", "long", "straight"}
-    again = made.do("bash", "run.sh")
-    assert again.stdout.splitlines()[-1] == "4 of 4 jobs finished, 0 of them now"
-
-
 def test_where_it_comes_from_is_said(made):
     ids = jobs(made)
     short = f"{ids['short']}/{made.folder(ids['short']).name}"

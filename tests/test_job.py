@@ -1,16 +1,13 @@
 """`python run.py` of the template's own classifier: what it prints, leaves, stores and returns."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
-from faults import ended, job_of, one_line, same, silent, wait_until
+from faults import ended, job_of, one_line, same, silent
 
 QUICK = ("--epochs", "2", "--batch-size", "256", "--augment", "crop-flip", "--log-every", "2")
 STEPS = [2, 4, 6, 8, 10, 12]
@@ -42,6 +39,9 @@ def test_its_last_line_is_the_result_and_its_files_are_plain(project, finished):
     with np.load(folder / "predictions.npz") as kept:
         right = (kept["label"] == kept["predicted"]).mean()
         assert len(kept["label"]) == 359
+    split = json.loads((folder / "split.json").read_text())["split"]
+    with np.load(project.root / "runs" / split) as kept:
+        assert sorted(np.concatenate([*kept.values()])) == list(range(1797))
     shown = silent(project.do("python", "jobs.py", "show", job_of(finished))).stdout
     assert f"test_accuracy {right:.4g}" in shown
     assert second in (folder / "log.txt").read_text()
@@ -88,10 +88,8 @@ def test_force_starts_it_over_in_one_run_and_another_loader_gives_the_same_bits(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--wd", "1e-4"), "--wd: no such flag; did you mean --weight-decay?"),
         (("--model", "mpl"), "--model mpl: no such model; did you mean mlp?"),
         (("--precision", "fp16"), "--precision fp16: needs a CUDA GPU"),
-        (("--monitor", "val_mae"), "--monitor val_mae: METRICS in settings.py has no mae"),
         (("--val-fraction", "0"), "--monitor none"),
         (("--fold", "6"), "--fold 6: must be at least 0 and at most 5"),
         (("--fold", "1", "--val-fraction", "0.2"), "--val-fraction and --fold: give only one"),
@@ -121,9 +119,13 @@ def test_wrong_settings_are_one_line_and_leave_nothing(project, flags, said):
     ],
 )
 def test_an_address_of_no_store_is_refused(project, address, said):
-    for command in (("run.py", *QUICK, "--note", "nowhere"), ("jobs.py", "sync")):
-        line = one_line(project.do("python", *command, MLFLOW_TRACKING_URI=address), 2)
-        assert line.startswith(f"{command[0]}: MLFLOW_TRACKING_URI ") and said in line
+    line = one_line(project.do("python", "jobs.py", "sync", MLFLOW_TRACKING_URI=address), 2)
+    assert line.startswith("jobs.py: MLFLOW_TRACKING_URI ") and said in line
+
+
+def test_a_job_without_a_store_is_refused(project):
+    line = one_line(project.run(*QUICK, "--note", "nowhere", MLFLOW_TRACKING_URI="foo://x"), 2)
+    assert line.startswith("run.py: MLFLOW_TRACKING_URI ")
 
 
 def test_another_python_is_told_what_it_lacks(project):
@@ -133,40 +135,14 @@ def test_another_python_is_told_what_it_lacks(project):
     assert done.stderr == f"{sys.executable}: {said}\n"
 
 
-def begun(job: subprocess.Popen[str]) -> str:
-    """Return the id of a job that has trained for an epoch."""
-    assert job.stdout
-    first = next(job.stdout).split()[1].rstrip(":")
-    next(line for line in job.stdout if line.startswith("epoch "))
-    return first
-
-
-@pytest.mark.full
-def test_killed_it_is_marked_by_its_courier_and_interrupted_it_ends_in_order(project):
-    flags = ("--epochs", "5000", "--loader", "workers", "--workers", "1")
-    job = project.start(*flags)
-    job_id = begun(job)
-    job.kill()
-    job.wait()
-    wait_until(lambda: [status for _, status in project.runs(job_id)] == ["KILLED"])
-    again = project.start(*flags)
-    assert begun(again) == job_id
-    wait_until(lambda: [status for _, status in project.runs(job_id)] == ["RUNNING"])
-    os.killpg(again.pid, signal.SIGINT)  # what a terminal does: its loader's process gets it too
-    line = one_line(ended(again), 130)
-    assert line == f"job {job_id} interrupted: by SIGINT; the same command continues it"
-    assert [status for _, status in project.runs(job_id)] == ["KILLED"]
-
-
-def test_a_fault_in_the_projects_code_is_one_line_and_its_trace_is_kept(project, tmp_path):
-    faulty = project.copy(tmp_path / "faulty")
-    models = faulty.root / "models.py"
+def test_a_fault_in_the_projects_code_is_one_line_and_its_trace_is_kept(fresh):
+    models = fresh.root / "models.py"
     models.write_text(models.read_text().replace("MLP(spec.shape, len", "MLP(spec.shape, ln"))
-    done = faulty.run(*QUICK, "--quiet")
+    done = fresh.run(*QUICK, "--quiet")
     line = one_line(done, 1)
     number = 1 + models.read_text()[: models.read_text().index(", ln(")].count("\n")
     assert f"failed: NameError: name 'ln' is not defined (models.py:{number}; full trace: " in line
-    assert "Traceback" in (faulty.folder(job_of(done)) / "log.txt").read_text()
+    assert "Traceback" in (fresh.folder(job_of(done)) / "log.txt").read_text()
 
 
 WRONG = """
@@ -185,17 +161,15 @@ DATASETS["wrong"] = lambda root, size: Source(Wrong(), ["no", "yes"])
 """
 
 
-def test_a_fault_in_a_loader_s_process_is_one_line_too(project, tmp_path):
-    faulty = project.copy(tmp_path / "faulty")
-    data = faulty.root / "data.py"
+def test_a_fault_in_a_loader_s_process_is_one_line_too(fresh):
+    data = fresh.root / "data.py"
     data.write_text(data.read_text() + WRONG)
-    line = one_line(faulty.run(*QUICK, "--dataset", "wrong", "--workers", "2", "--quiet"), 1)
+    line = one_line(fresh.run(*QUICK, "--dataset", "wrong", "--workers", "2", "--quiet"), 1)
     number = 1 + data.read_text().partition("[1][inside]")[0].count("\n")
     assert f"failed: IndexError: list index out of range (data.py:{number}; full trace: " in line
 
 
-def test_with_the_store_away_results_are_safe_and_uploaded_later(project, tmp_path):
-    fresh = project.copy(tmp_path / "fresh")
+def test_with_the_store_away_results_are_safe_and_uploaded_later(fresh):
     address = "http://127.0.0.1:9"
     away = fresh.run(*QUICK, "--quiet", MLFLOW_TRACKING_URI=address)
     line = one_line(away, 3)
@@ -233,26 +207,21 @@ def test_a_sqlite_store_may_be_anywhere(project, tmp_path):
     assert f"{job}  finished" in listed.stdout and (fresh.root / "a b.db").exists()
 
 
-@pytest.mark.parametrize(
-    ("flags", "variables"),
-    [
-        ((), {"ENABLE_ASYNC_LOGGING": "true", "ASYNC_LOGGING_BUFFERING_SECONDS": "600"}),
-        (("--note", "long " * 1400), {"TRUNCATE_LONG_VALUES": "false"}),
-        ((), {"REGISTRY_URI": "nonsense", "ENABLE_WORKSPACES": "true", "WORKSPACE": "other"}),
-    ],
-)
-def test_mlflows_variables_do_not_change_what_is_stored(project, tmp_path, flags, variables):
-    fresh = project.copy(tmp_path / "fresh")
-    done = fresh.run(*QUICK, "--quiet", *flags, **{f"MLFLOW_{k}": v for k, v in variables.items()})
-    job = job_of(silent(done))
+def test_mlflows_variables_do_not_change_what_is_stored(fresh):
+    variables = {
+        **{"ENABLE_ASYNC_LOGGING": "true", "ASYNC_LOGGING_BUFFERING_SECONDS": "600"},
+        **{"TRUNCATE_LONG_VALUES": "false", "REGISTRY_URI": "nonsense"},
+        **{"ENABLE_WORKSPACES": "true", "WORKSPACE": "other"},
+    }
+    flags = (*QUICK, "--quiet", "--note", "long " * 1400)
+    job = job_of(silent(fresh.run(*flags, **{f"MLFLOW_{k}": v for k, v in variables.items()})))
     assert fresh.runs(job)[0][1] == "FINISHED"
     assert fresh.stored(job) == fresh.journalled(job)
 
 
 @pytest.mark.full
-def test_a_read_only_project_reaches_its_server(project, tmp_path):
+def test_a_read_only_project_reaches_its_server(fresh, tmp_path):
     """The lock that jobs hold while they prepare a store is in the folder of runs then."""
-    fresh = project.copy(tmp_path / "fresh")
     runs = tmp_path / "runs"
     runs.mkdir()
     read_only = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'

@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,16 +32,10 @@ class Jobs:
         return done.stdout.splitlines()
 
     def json(self, *words: str, **env: str) -> Any:
-        """The same, as JSON."""
         return json.loads("\n".join(self.lines(*words, "--json", **env)))
 
     def states(self, **env: str) -> dict[str, str]:
-        """The jobs' states by id."""
         return {row["id"]: row["state"] for row in self.json("list", **env)}
-
-    def edit(self, file: str, old: str, new: str) -> None:
-        """Change the project's code."""
-        self.project.edit(file, old, new)
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +48,7 @@ def made(make):
 
 @pytest.fixture
 def jobs(made, tmp_path):
-    """They with their store, to change."""
-    copy = Path(shutil.copytree(made.project.root, tmp_path / "project"))
-    return Jobs(Project(copy), made.mlp, made.convnet)
+    return Jobs(made.project.clone(tmp_path / "project"), made.mlp, made.convnet)
 
 
 def test_list_has_a_line_for_each_job_the_newest_last(made):
@@ -123,7 +114,7 @@ def test_the_command_that_show_prints_is_the_jobs_own(made):
 
 def test_stale_names_what_has_changed_and_shows_it(jobs):
     assert jobs.lines("stale") == ["none of 2 jobs is stale"]
-    jobs.edit("models.py", "nn.Linear(256, 256)", "nn.Linear(256, 255)")
+    jobs.project.edit("models.py", "nn.Linear(256, 256)", "nn.Linear(256, 255)")
     line = f"models.MLP changed: 1 of 2 jobs ({jobs.mlp})"
     assert jobs.lines("stale") == [line]
     shown = jobs.lines("stale", "--diff")
@@ -145,16 +136,6 @@ def test_why_names_the_way_to_a_definition(made):
     assert said.startswith(f"job {made.mlp} does not depend on models.ConvNet")
     said = one_line(made.do("why", made.mlp, "models.MPL"), 1)
     assert "; did you mean models.MLP" in said
-
-
-def test_sync_uploads_what_the_store_lacks(jobs):
-    jobs.project.write("UPDATE runs SET lifecycle_stage = 'deleted'")
-    for noted in jobs.project.root.glob("runs/*/*/sent.json"):
-        noted.unlink()
-    assert jobs.states()[jobs.mlp] == "unsent"
-    assert jobs.lines("sync")[-1] == "2 of 2 jobs sent"
-    assert jobs.states()[jobs.mlp] == "finished"
-    assert jobs.lines("sync") == ["the tracking store has all"]
 
 
 @pytest.mark.parametrize("loss", ["store", "runs", "backup"])
@@ -189,13 +170,6 @@ def test_damaged_records(jobs):
     assert one_line(done, 0).startswith(f"jobs.py: job {jobs.mlp}: metrics.jsonl is damaged")
     said = "\n".join(jobs.lines("show", jobs.mlp))
     assert "cannot be read: its settings.json is damaged or missing" in said
-
-
-def test_a_store_that_cannot_be_read_is_named(made, tmp_path):
-    (tmp_path / "store.db").write_text("no database at all\n")
-    done = made.do("list", MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/store.db")
-    assert done.stdout.endswith("2 jobs: 1 paused, 1 unsent\n")
-    assert one_line(done, 0).startswith("jobs.py: the tracking store cannot be read")
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,7 @@ def states(project: Project) -> dict[str, str]:
     return {line.split()[0]: line for line in lines}
 
 
-def test_a_changed_kernel_makes_its_jobs_stale(project, tmp_path):
-    fresh = project.copy(tmp_path / "fresh")
+def test_a_changed_kernel_makes_its_jobs_stale(fresh):
     with_kernel, without = trained(fresh), trained(fresh, "--model", "mlp")
     fresh.edit("kernels.cpp", "kept * kept", "kept * kept / 2")
     found = states(fresh)
@@ -42,8 +41,7 @@ def test_a_changed_kernel_makes_its_jobs_stale(project, tmp_path):
     assert "kernels_triton._forward" in states(fresh)[with_kernel]
 
 
-def test_without_a_compiler_one_line_says_what_to_do(project, tmp_path):
-    fresh = project.copy(tmp_path / "fresh")
+def test_without_a_compiler_one_line_says_what_to_do(fresh, tmp_path):
     shutil.rmtree(fresh.root / ".cache", ignore_errors=True)
     (tmp_path / "bin").mkdir()
     for name in ("env", "nice", "git", "ninja", "sh", "uname"):
@@ -58,15 +56,13 @@ def test_without_a_compiler_one_line_says_what_to_do(project, tmp_path):
 
 
 @pytest.mark.alike
-def test_a_mistake_in_a_kernel_is_one_line_with_its_place(project, tmp_path):
-    fresh = project.copy(tmp_path / "fresh")
+def test_a_mistake_in_a_kernel_is_one_line_with_its_place(fresh):
     fresh.edit("kernels.cpp", "kept * kept)", "kept * kelp)")
     line = one_line(fresh.run(*SHORT), 2)
     assert "kernels.cpp:" in line and "kelp" in line
 
 
-def test_kernels_and_plain_torch_train_alike(project, tmp_path):
-    fresh = project.copy(tmp_path / "fresh")
+def test_kernels_and_plain_torch_train_alike(project, fresh):
     job = trained(project)
     assert trained(fresh, KERNELS="plain") == job  # it is no setting
     for name, points in project.stored(job).items():

@@ -41,8 +41,6 @@ SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signa
 
 
 class Left:
-    """A project, with a job that ran from start to end and nobody disturbed."""
-
     def __init__(self, project: Project, flags: tuple[str, ...]) -> None:
         self.project, self.flags = project, flags
         self.job = project.finish(*flags)
@@ -52,7 +50,6 @@ class Left:
     scope="module", params=[pytest.param("resident", marks=pytest.mark.alike), "workers"]
 )
 def left_alone(request, project):
-    """The job that nobody disturbs."""
     return Left(project, (*FLAGS, *LOADERS[request.param]))
 
 

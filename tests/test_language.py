@@ -3,12 +3,16 @@
 import json
 import shutil
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from faults import Project, one_line
+from repository import imported
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+run = imported("language", "run")
 TINY = ("--model", "gpt-tiny", "--steps", "30", "--eval-every", "15", "--context", "32")
 OWN = ("--dataset", "files", "--text", "story.txt", "--tokenizer", "bpe.json")
 
@@ -98,31 +102,21 @@ def test_metrics_are_those_of_a_plain_computation_with_all_test_tokens(project, 
     assert not any("mfu" in each for each in points)  # a CPU has no known peak
 
 
-CHUNKS = """
-import json
-from dataclasses import replace
-import torch
-import data, models, run
-from settings import Settings
-
-settings = Settings(model="gpt-tiny", loss_chunk=0)
-torch.manual_seed(0)
-model = models.make(settings, models.Spec(12, 300)).double()
-batch = torch.randint(300, (5, 13)).to(torch.int16), torch.randint(1, 4, (5, 13)).to(torch.int16)
-answers = []
-for chunk in (0, 7, 16, 60):
-    model.zero_grad()
-    loss, measured = run.forward(model, batch, replace(settings, loss_chunk=chunk))
-    loss.backward()
-    values = [loss, measured["loss"], *measured["bits_per_byte"]]
-    values += [parameter.grad for parameter in model.parameters()]
-    answers.append(torch.cat([value.detach().double().flatten() for value in values]))
-print(json.dumps([torch.allclose(answers[0], each, rtol=1e-9, atol=1e-12) for each in answers[1:]]))
-"""
-
-
-def test_the_loss_in_chunks_has_the_same_gradient(project):
-    assert told(project, CHUNKS) == [True] * 3
+def test_the_loss_in_chunks_has_the_same_gradient():
+    settings = run.Settings(model="gpt-tiny", loss_chunk=0)
+    torch.manual_seed(0)
+    model = run.models.make(settings, run.models.Spec(12, 300)).double()
+    tokens, sizes = torch.randint(300, (5, 13)), torch.randint(1, 4, (5, 13))
+    batch = tokens.to(torch.int16), sizes.to(torch.int16)
+    answers = []
+    for chunk in (0, 7, 16, 60):
+        model.zero_grad()
+        loss, measured = run.forward(model, batch, replace(settings, loss_chunk=chunk))
+        loss.backward()
+        values = [loss, measured["loss"], *measured["bits_per_byte"]]
+        values += [parameter.grad for parameter in model.parameters()]
+        answers.append(torch.cat([value.detach().double().flatten() for value in values]))
+    assert all(torch.allclose(answers[0], each, rtol=1e-9, atol=1e-12) for each in answers[1:])
 
 
 # Texts and tokens
@@ -206,8 +200,7 @@ data.load(Settings(dataset="files", text="story.txt", tokenizer="bpe.json"), Pat
 """
 
 
-def test_a_job_that_is_killed_while_it_writes_tokens_harms_nothing(project, tmp_path):
-    fresh = project.copy(tmp_path / "copy")
+def test_a_job_that_is_killed_while_it_writes_tokens_harms_nothing(project, fresh):
     cache = fresh.root / ".cache" / "tokens"
     shutil.rmtree(cache, ignore_errors=True)
     for part in ("train", "test"):
@@ -227,22 +220,13 @@ def test_a_job_that_is_killed_while_it_writes_tokens_harms_nothing(project, tmp_
 
 # Networks
 
-SEES = """
-import json, torch
-import models
-from settings import Settings
 
-model = models.make(Settings(model="gpt-tiny"), models.Spec(12, 7)).eval()
-tokens = torch.randint(7, (3, 12), dtype=torch.uint8)
-changed = tokens.clone()
-changed[:, 5] = (tokens[:, 5] + 1) % 7
-before, after = model(tokens), model(changed)
-same = torch.isclose(before, after, atol=1e-5).all(-1).all(0)
-print(json.dumps([list(before.shape), same.tolist()]))
-"""
-
-
-def test_no_token_sees_those_after_it(project):
-    shape, same = told(project, SEES)
-    assert shape == [3, 12, 7]
-    assert same == [place < 5 for place in range(12)]
+def test_no_token_sees_those_after_it():
+    model = run.models.make(run.Settings(model="gpt-tiny"), run.models.Spec(12, 7)).eval()
+    tokens = torch.randint(7, (3, 12), dtype=torch.uint8)
+    changed = tokens.clone()
+    changed[:, 5] = (tokens[:, 5] + 1) % 7
+    before, after = model(tokens), model(changed)
+    assert before.shape == (3, 12, 7)
+    same = torch.isclose(before, after, atol=1e-5).all(-1).all(0)
+    assert same.tolist() == [place < 5 for place in range(12)]

@@ -9,35 +9,33 @@ import pytest
 from faults import Project
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from repository import commit
 
 QUICK = ("--epochs=1", "--lr=0.01", "--seed=3", "--note=first try")
-COMMIT = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org", "commit", "-qm", "All")
 
 
 @pytest.fixture(scope="module")
 def run(project):
     """The run of a job in a repository, as MLflow's client has it."""
-    for words in (("init", "-q", "-b", "study"), ("add", "-A"), COMMIT):
-        subprocess.run(["git", *words], cwd=project.root, check=True)
+    commit(project.root)
+    subprocess.run(["git", "checkout", "-qb", "study"], cwd=project.root, check=True)
     assert project.run(*QUICK, "--quiet").returncode == 0
     return stored(project)[0]
 
 
 def stored(project: Project) -> list[Run]:
-    """All runs of a project's store."""
     client = MlflowClient(f"sqlite:///{project.root / 'mlflow.db'}")
     found = [experiment.experiment_id for experiment in client.search_experiments()]
     return list(client.search_runs(found))
 
 
 def test_who_ran_what_from_which_commit(project, run):
-    head = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=project.root, capture_output=True, text=True
-    )
+    head = ["git", "rev-parse", "HEAD"]
+    said = subprocess.run(head, cwd=project.root, capture_output=True, text=True).stdout
     tags = run.data.tags
     assert tags["mlflow.user"] == getpass.getuser()
     assert (tags["mlflow.source.type"], tags["mlflow.source.name"]) == ("LOCAL", "run.py")
-    assert tags["mlflow.source.git.commit"] == head.stdout.strip()
+    assert tags["mlflow.source.git.commit"] == said.strip()
     assert tags["mlflow.source.git.branch"] == "study"
     assert "sweep" not in tags  # it was started by hand
 

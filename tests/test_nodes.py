@@ -27,7 +27,6 @@ def private(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster(private):
-    """Slurm on two machines."""
     with (
         machines(["one", "two"], private.parent) as (here, found),
         slurm(gpus=0, largest_array=4, machines=found, address=here) as cluster,
@@ -36,24 +35,16 @@ def cluster(private):
 
 
 @pytest.fixture(scope="module")
-def exact(make):
-    """A project that computes in 64 bits."""
-    return in_64_bits(make())
-
-
-def start(
-    project: Project, cluster: Cluster, tasks: tuple[str, ...], *flags: str
-) -> "subprocess.Popen[str]":
-    """Start `srun python run.py` with a number of tasks."""
-    words = ("srun", "--overcommit", *tasks, project.env["PYTHON"], "run.py", *flags)
-    return project.command(*words, **cluster.env)
+def exact(project, tmp_path_factory):
+    return in_64_bits(project.copy(tmp_path_factory.mktemp("exact") / "project"))
 
 
 def run(
     project: Project, cluster: Cluster, tasks: tuple[str, ...], *flags: str
 ) -> "subprocess.CompletedProcess[str]":
-    """`srun python run.py` to its end."""
-    return ended(start(project, cluster, tasks, *flags))
+    """`srun python run.py` with a number of tasks, to its end."""
+    words = ("srun", "--overcommit", *tasks, project.env["PYTHON"], "run.py", *flags)
+    return project.do(*words, **cluster.env)
 
 
 @pytest.mark.parametrize("more", [(), ("--shard",)])
@@ -68,13 +59,12 @@ def test_the_losses_are_those_of_one_process(exact, cluster, more, tmp_path):
     assert differences(alone.journalled(job), apart.journalled(job)) < 1e-6
 
 
-def test_the_script_of_the_docs_goes_back_into_the_queue(project, cluster, tmp_path):
+def test_the_script_of_the_docs_goes_back_into_the_queue(fresh, cluster, tmp_path):
     """Slurm's warning makes it write a checkpoint; after a requeue it finishes."""
-    project = project.copy(tmp_path / "project")
     (text,) = re.findall(r"#!/bin/bash.*?(?=```)", DOCUMENTED.read_text(), re.DOTALL)
     here = {
         "--ntasks-per-node 4 --gpus-per-node 4 --cpus-per-task 8": "--ntasks-per-node 2",
-        "srun --cpus-per-task 8 python": f"srun {project.env['PYTHON']}",
+        "srun --cpus-per-task 8 python": f"srun {fresh.env['PYTHON']}",
         "--batch-size 512": " ".join(DRAWING),
     }
     for old, new in here.items():
@@ -83,7 +73,7 @@ def test_the_script_of_the_docs_goes_back_into_the_queue(project, cluster, tmp_p
     script, output = tmp_path / "job.sh", tmp_path / "output.txt"
     script.write_text(text)
     words = ("sbatch", "--parsable", f"--output={output}", str(script))
-    done = ended(project.command(*words, **cluster.env))
+    done = ended(fresh.command(*words, **cluster.env))
     number = done.stdout.strip()
     wait_until(lambda: output.exists() and "epoch 1/" in output.read_text(), 300)
     cluster.ask("scancel", "--signal=USR1", number)
@@ -106,18 +96,17 @@ def test_what_goes_wrong_is_said_once(project, cluster, private):
     assert "on two; all machines need the same folders" in line
 
 
-def test_only_several_tasks_of_one_srun_are_one_job(project, cluster, tmp_path):
+def test_only_several_tasks_of_one_srun_are_one_job(fresh, cluster, tmp_path):
     """A script of sbatch with two tasks, or an srun with one, is one process."""
-    project = project.copy(tmp_path / "project")
-    script, python = tmp_path / "job.sh", project.env["PYTHON"]
+    script, python = tmp_path / "job.sh", fresh.env["PYTHON"]
     script.write_text(f"#!/bin/sh\n{python} run.py --epochs 1 --note sbatch\n")
     words = ("sbatch", "--wait", *TWO, "--output=/dev/null", str(script))
-    assert ended(project.command(*words, **cluster.env)).returncode == 0
-    succeeded(run(project, cluster, ("--ntasks", "1"), "--epochs", "1", "--note", "srun"))
-    write_grid(project.root, *(f"--epochs 1 --seed {seed}" for seed in range(4)))
-    succeeded(ended(project.command("srun", *TWO, "bash", "run.sh", **cluster.env)))
-    found = [folder.name for folder in (project.root / "runs").iterdir() if len(folder.name) == 12]
+    assert ended(fresh.command(*words, **cluster.env)).returncode == 0
+    succeeded(run(fresh, cluster, ("--ntasks", "1"), "--epochs", "1", "--note", "srun"))
+    write_grid(fresh.root, *(f"--epochs 1 --seed {seed}" for seed in range(4)))
+    succeeded(ended(fresh.command("srun", *TWO, "bash", "run.sh", **cluster.env)))
+    found = [folder.name for folder in (fresh.root / "runs").iterdir() if len(folder.name) == 12]
     assert len(found) == 6
-    assert all([status for _, status in project.runs(job)] == ["FINISHED"] for job in found)
-    journals = [project.folder(job) / "metrics.jsonl" for job in found]
+    assert all([status for _, status in fresh.runs(job)] == ["FINISHED"] for job in found)
+    journals = [fresh.folder(job) / "metrics.jsonl" for job in found]
     assert not any('"processes"' in journal.read_text() for journal in journals)

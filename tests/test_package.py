@@ -36,7 +36,7 @@ def installed(make, tmp_path_factory):
 @pytest.fixture
 def copy(installed, tmp_path):
     """A copy of it, which a test may change, with an environment of its own."""
-    project = Project(Path(shutil.copytree(installed.root, tmp_path / "project")))
+    project = installed.clone(tmp_path / "project")
     site = shutil.copytree(installed.env["PYTHONPATH"], tmp_path / "site")
     project.env["PYTHONPATH"] = str(site)
     return project

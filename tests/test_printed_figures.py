@@ -16,7 +16,6 @@ EXPERIMENT = "sweep"
 
 
 def sweep(uri, folder):
-    """Store a sweep of classifiers; the store's address."""
     store = stored.Store(uri, folder)
     store.classifiers(EXPERIMENT)
     store.keep_predictions()
@@ -25,7 +24,6 @@ def sweep(uri, folder):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """The address of a store with a sweep."""
     store = stored.fresh(tmp_path_factory.mktemp("store"))
     return sweep(store.uri, store.folder)
 

@@ -22,7 +22,6 @@ def project(make, tmp_path):
 
 
 def ran(project: Project, *flags: str) -> str:
-    """What a job says that ends well."""
     done = succeeded(project.run(*SHORT, *flags))
     return done.stdout
 

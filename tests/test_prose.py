@@ -1,6 +1,5 @@
 """What people read: its spelling, and words that we agreed not to use (docs/words.txt)."""
 
-import json
 import re
 import subprocess
 import sys
@@ -13,9 +12,6 @@ INNER = "{{cookiecutter.project_slug}}"
 SPELLED = ("*.md", "*.py", "*.sh", "*.toml", "*.yml", "*.tex", "cookiecutter.json", WORDS.name)
 MISSPELLED = ("abd", "analise", "acuracy", "caf", "lits", "modle", "notin", "regist")
 """Words that tests misspell on purpose, and parts of names."""
-
-# Checks of proselint about typography, and those that take code and tables for sentences.
-NOT_OURS = dict.fromkeys(("typography", "lexical_illusions", "dates_times", "weasel_words"), False)
 
 
 def listed(*patterns: str) -> list[str]:
@@ -73,17 +69,3 @@ def test_spelling():
     command = [sys.executable, "-m", "codespell_lib", "-L", ",".join(MISSPELLED), *tests]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_a_linter_of_prose_has_nothing_to_say(pages, tmp_path):
-    config = tmp_path / "proselint.json"
-    config.write_text(json.dumps({"checks": NOT_OURS}))
-    names = {}
-    for number, (name, text) in enumerate(pages.items()):
-        if name.endswith(".md"):
-            (tmp_path / f"{number}.md").write_text(text)
-            names[f"{number}.md"] = name
-    command = ["proselint", "check", "--config", str(config), *sorted(names)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    said = re.sub(r"^\S*?(\d+\.md)", lambda found: names[found[1]], done.stdout, flags=re.M)
-    assert (said, done.returncode) == ("", 0)

@@ -3,21 +3,19 @@
 import re
 import subprocess
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from faults import ended, silent, succeeded, wait_until
-from sweeps import Lab, assert_after_their_inputs, assert_one_at_a_time, light, start
+from repository import commit
+from sweeps import Lab, assert_after_their_inputs, assert_one_at_a_time, light
 
 
 @pytest.fixture
 def lab(project, tmp_path):
-    """A project of the test's own on a machine with 4 pretend GPUs."""
     return Lab(project, tmp_path, gpus=4)
 
 
 def last_line(done: "subprocess.CompletedProcess[str]") -> str:
-    """The summary of a sweep."""
     return done.stdout.splitlines()[-1]
 
 
@@ -26,10 +24,8 @@ def test_jobs_run_as_often_as_they_should(lab):
     before = [*map(light(), range(2)), *map(light(ends="failed", times=1), range(2, 4))]
     lab.write_grid(*before)
     first = lab.sweep()
-    assert (first.returncode, last_line(first)) == (
-        1,
-        "2 of 4 jobs finished, 2 of them now; 2 failed",
-    )
+    assert first.returncode == 1
+    assert last_line(first) == "2 of 4 jobs finished, 2 of them now; 2 failed"
     lab.write_grid(*before, *map(light(seconds=1), range(4, 12)))
     second = silent(lab.sweep())
     assert last_line(second) == "12 of 12 jobs finished, 12 of them now"  # the store has none
@@ -70,7 +66,7 @@ def test_two_users_share_the_gpus(lab, project, tmp_path):
     lab.write_grid(*map(light(seconds=1), range(6)))
     other.write_grid(*map(light(seconds=1), range(6, 12)))
     mine = lab.start()
-    theirs = start(other.project.root, other.env, before=SOMEONE_ELSE)
+    theirs = other.project.behind(*SOMEONE_ELSE).command("bash", "run.sh")
     for sweep in (ended(mine), ended(theirs)):
         assert (sweep.returncode, sweep.stderr) == (0, "")
     intervals = lab.intervals()
@@ -83,7 +79,6 @@ def test_a_gpu_that_another_process_uses_is_waited_for(lab):
     lab.use(2, memory=300, percent=90)
     lab.write_grid(*map(light(), range(4)))
     sweep = lab.start("--gpus", "1,2")
-    assert sweep.stdout
     assert next(sweep.stdout) == "no git repository here, so no commit is recorded\n"
     said = {next(sweep.stdout).strip() for _ in range(2)}
     assert said == {
@@ -105,7 +100,6 @@ def test_jobs_that_share_a_gpu(lab):
 
 
 def most_at_once(lab: Lab) -> int:
-    """The largest number of jobs that ran at the same time."""
     intervals = lab.intervals()
     return max(sum(i.begun <= j.begun < i.ended for i in intervals) for j in intervals)
 
@@ -118,8 +112,8 @@ def test_cores_are_divided_among_the_jobs_on_a_cpu(lab, flags, asked, jobs, thre
     """Held to one core, a job at a time runs on it; more share it. A user's own number stands."""
     lab.write_grid(*map(light(seconds=1), range(3)))
     cpu = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": asked}
-    sweep = start(lab.project.root, lab.env | cpu, *flags, before=("taskset", "--cpu-list", "0"))
-    assert ended(sweep).returncode == 0
+    held = lab.project.behind("taskset", "--cpu-list", "0")
+    assert held.do("bash", "run.sh", *flags, **cpu).returncode == 0
     assert most_at_once(lab) == jobs
     assert {i.threads for i in lab.intervals()} == {threads}
 
@@ -223,7 +217,7 @@ def test_only_failed_and_fail_fast(lab):
 def test_the_code_is_that_of_the_start(lab, git):
     """In a repository, with changes and a new file, or outside of git; then it is cleared away."""
     root = lab.project.root
-    commit = committed(root) if git else ""
+    known = commit(root) if git else ""
     script = root / "run.py"
     script.write_text(script.read_text().replace('"code": __doc__', '"code": extra.WORD'))
     script.write_text(script.read_text().replace('"""A job that', 'import extra\n"""A job that'))
@@ -235,18 +229,9 @@ def test_the_code_is_that_of_the_start(lab, git):
     (root / "extra.py").unlink()
     silent(ended(sweep))
     assert list((root / ".sweeps").iterdir()) == []
-    assert [(i.code, i.commit) for i in lab.intervals()] == [("new file", commit)] * 4
+    assert [(i.code, i.commit) for i in lab.intervals()] == [("new file", known)] * 4
     diffs = list(root.glob("runs/*/*/changes.diff"))
     assert len(diffs) == (4 if git else 0)
     for diff in diffs:
         text = diff.read_text()
         assert "+import extra" in text and "+WORD = 'new file'" in text and "+  job --seed" in text
-
-
-def committed(root: Path) -> str:
-    """Make a project a repository with one commit; returns that."""
-    git = ["git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "All"]):
-        subprocess.run([*git, *command], cwd=root, check=True)
-    head = ["git", "rev-parse", "HEAD"]
-    return subprocess.run(head, cwd=root, capture_output=True, text=True).stdout.strip()

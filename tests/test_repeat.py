@@ -1,6 +1,7 @@
 """`python jobs.py repeat`: are the results of jobs still what is stored of them gives?"""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -49,7 +50,6 @@ class Jobs:
         return {each["job"]: each for each in json.loads(done.stdout)}
 
     def archive(self, job: str) -> Path:
-        """The copy of a job's code."""
         about = json.loads((self.project.folder(job) / "settings.json").read_text())
         return self.folder / about["code_copy"]
 
@@ -65,9 +65,7 @@ def made(make, tmp_path_factory):
 
 @pytest.fixture
 def jobs(made, tmp_path):
-    """They with their store, to change."""
-    copy = Path(shutil.copytree(made.project.root, tmp_path / "project"))
-    return Jobs(Project(copy), tmp_path / "temporary", *made.ids)
+    return Jobs(made.project.clone(tmp_path / "project"), tmp_path / "temporary", *made.ids)
 
 
 PACKAGE = """
@@ -149,6 +147,16 @@ def test_an_interrupted_repeat_leaves_nothing_behind(made):
     line = one_line(ended(running), 130)
     assert line == "jobs.py: repeat was interrupted by SIGINT"
     assert made.state() == before
+
+
+@pytest.mark.full
+def test_what_is_the_same_is_kept_once_and_what_is_installed_as_pip_reads_it(made):
+    assert len([*made.folder.glob(".code/*")]) == 2  # that of both jobs, and the engine
+    (installed,) = made.folder.glob(".installed/*.txt")
+    assert "torch==" in installed.read_text()
+    words = ("pip", "install", "--dry-run", "--no-index", "--no-deps", "-r", str(installed))
+    # Without a configuration, which may restrict versions.
+    succeeded(made.project.do(sys.executable, "-m", *words, PIP_CONFIG_FILE=os.devnull))
 
 
 @pytest.mark.parametrize(

@@ -6,32 +6,20 @@ import os
 import shlex
 import stat
 import subprocess
-from pathlib import Path
 
 import pytest
-from faults import Project, job_of, one_line, silent, succeeded
-from sweeps import start, write_grid
+from faults import job_of, one_line, silent, succeeded
+from sweeps import Lab, light, write_grid
 
 QUICK = ("--epochs", "1", "--batch-size", "256")
 
-NVIDIA_SMI = """#!/bin/sh
-case "$*" in
-  -L) echo "GPU 0: Pretend (UUID: GPU-a)" ;;
-  *uuid*) echo GPU-a ;;
-  *) echo 3, 0 ;;
-esac
-"""
-
 
 @pytest.fixture
-def machine(tmp_path):
-    """A folder that any user may write in, as /tmp is, with a command that lists one GPU."""
-    path = tmp_path / "machine"
-    path.mkdir()
-    path.chmod(0o1777)
-    (path / "nvidia-smi").write_text(NVIDIA_SMI)
-    (path / "nvidia-smi").chmod(0o755)
-    return path
+def lab(project, tmp_path):
+    """A project of the test's own on a machine with a pretend GPU."""
+    lab = Lab(project, tmp_path, gpus=1)
+    lab.write_grid(light()(0))
+    return lab
 
 
 @pytest.fixture
@@ -43,17 +31,9 @@ def home(tmp_path):
     return path
 
 
-def on(machine: Path, project: Project) -> dict[str, str]:
-    """The environment of a project's commands on a machine with one GPU."""
-    there = {"PATH": f"{machine}:{os.environ['PATH']}", "GPU_LOCKS": str(machine / "locks")}
-    return project.env | there
-
-
-def plan(machine: Path, project: Project, *before: str) -> subprocess.CompletedProcess[str]:
+def plan(lab: Lab, *before: str) -> subprocess.CompletedProcess[str]:
     """Have run.sh look for GPUs, make their locks and find nothing to run."""
-    process = start(project.root, on(machine, project), "--only", "failed", before=before)
-    out, err = process.communicate(timeout=300)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    return lab.project.behind(*before).do("bash", "run.sh", "--only", "failed")
 
 
 TRAPS = {
@@ -61,54 +41,53 @@ TRAPS = {
     "others may rename": lambda locks, home: [locks.mkdir(), locks.chmod(0o777)],
     "a link": lambda locks, home: [
         locks.mkdir(),
-        (locks / "GPU-a.1").symlink_to(home / "precious"),
+        (locks / "GPU-0.1").symlink_to(home / "precious"),
     ],
     "a link to nothing": lambda locks, home: [
         locks.mkdir(),
-        (locks / "GPU-a.0").symlink_to(home / "made"),
+        (locks / "GPU-0.0").symlink_to(home / "made"),
     ],
-    "a pipe": lambda locks, home: [locks.mkdir(), os.mkfifo(locks / "GPU-a.0")],
+    "a pipe": lambda locks, home: [locks.mkdir(), os.mkfifo(locks / "GPU-0.0")],
 }
 
 
 @pytest.mark.parametrize("trap", TRAPS.values(), ids=TRAPS)
-def test_gpu_locks_lead_nowhere_else(project, machine, home, trap):
-    trap(machine / "locks", home)
+def test_gpu_locks_lead_nowhere_else(lab, home, trap):
+    trap(lab.machine / "locks", home)
     before = (home / "precious").stat()
-    line = one_line(plan(machine, project), 2)
-    assert line.startswith(f"run.sh: no lock for GPU GPU-a: {machine}/locks")
+    line = one_line(plan(lab), 2)
+    assert line.startswith(f"run.sh: no lock for GPU GPU-0: {lab.machine}/locks")
     assert line.endswith("; GPU_LOCKS can name another folder")
     assert [path.name for path in home.iterdir()] == ["precious"]
     assert (home / "precious").stat() == before
 
 
 @pytest.mark.parametrize("umask", ["000", "077"])
-def test_gpu_locks_are_for_all_users_but_only_to_take(project, machine, umask):
-    silent(plan(machine, project, "sh", "-c", f'umask {umask}; exec "$@"', "sh"))
-    locks = machine / "locks"
+def test_gpu_locks_are_for_all_users_but_only_to_take(lab, umask):
+    silent(plan(lab, "sh", "-c", f'umask {umask}; exec "$@"', "sh"))
+    locks = lab.machine / "locks"
     assert stat.S_IMODE(locks.stat().st_mode) == 0o1777
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in locks.iterdir()}
-    assert modes == {"GPU-a.0": 0o644, "GPU-a.1": 0o644}
+    assert modes == {"GPU-0.0": 0o644, "GPU-0.1": 0o644}
 
 
 @pytest.mark.full
-def test_a_gpu_lock_that_becomes_a_link_is_not_taken(project, machine, home):
+def test_a_gpu_lock_that_becomes_a_link_is_not_taken(lab, home):
     """While a sweep waits for the GPU: it says so, and goes on when the lock is back."""
-    lock = machine / "locks" / "GPU-a.0"
-    assert plan(machine, project).returncode == 0
-    write_grid(project.root, shlex.join((*QUICK, "--device", "cpu", "--seed", "71")))
+    lock = lab.machine / "locks" / "GPU-0.0"
+    assert plan(lab).returncode == 0
     with lock.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        sweep = start(project.root, on(machine, project))
-        assert "a job of another sweep" in line_with("GPU-a", sweep)
-        lock.rename(machine / "kept")
+        sweep = lab.start()
+        assert "a job of another sweep" in line_with("GPU-0", sweep)
+        lock.rename(lab.machine / "kept")
         lock.symlink_to(home / "precious")
-    assert f"GPU-a has lost its lock {lock.parent}/GPU-a; the next run.sh" in line_with(
-        "GPU-a", sweep
+    assert f"GPU-0 has lost its lock {lock.parent}/GPU-0; the next run.sh" in line_with(
+        "GPU-0", sweep
     )
     with (home / "precious").open() as precious:
         fcntl.flock(precious, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    (machine / "kept").replace(lock)
+    (lab.machine / "kept").replace(lock)
     out, err = sweep.communicate(timeout=300)
     assert (sweep.returncode, err) == (0, "")
     assert "1 of 1 jobs finished" in out.splitlines()[-1]
@@ -125,16 +104,16 @@ def line_with(word: str, process: subprocess.Popen[str]) -> str:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 @pytest.mark.root
-def test_a_folder_of_gpu_locks_in_which_its_owner_sets_traps_is_refused(project, machine, home):
-    locks = machine / "locks"
+def test_a_folder_of_gpu_locks_in_which_its_owner_sets_traps_is_refused(lab, home):
+    locks = lab.machine / "locks"
     locks.mkdir()
     os.chown(locks, 65534, 65534)
-    assert "other users can replace files in it" in one_line(plan(machine, project), 2)
+    assert "other users can replace files in it" in one_line(plan(lab), 2)
     assert list(locks.iterdir()) == []
     locks.chmod(0o1777)
-    (locks / "GPU-a.0").symlink_to(home / "made")
-    os.chown(locks / "GPU-a.0", 65534, 65534, follow_symlinks=False)
-    assert "other than a plain file" in one_line(plan(machine, project), 2)
+    (locks / "GPU-0.0").symlink_to(home / "made")
+    os.chown(locks / "GPU-0.0", 65534, 65534, follow_symlinks=False)
+    assert "other than a plain file" in one_line(plan(lab), 2)
     assert not (home / "made").exists()
 
 

@@ -1,7 +1,6 @@
 """A further job script, that of docs/recipes.md: jobs of its own, derived from those of run.py."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ def recipe(root: Path) -> list[str]:
 
 
 def analyse(project: Project, *flags: str) -> list[str]:
-    """The command of an analysis."""
     return ["python", "analyse.py", *flags, "--quiet"]
 
 
@@ -63,8 +61,7 @@ def made(make):
 
 @pytest.fixture
 def project(made, tmp_path):
-    """That project with its jobs and their store, to change."""
-    return Project(Path(shutil.copytree(made.root, tmp_path / "project")))
+    return made.clone(tmp_path / "project")
 
 
 def inputs(project: Project) -> list[str]:

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults import Project, one_line, succeeded
-from sweeps import start, write_grid
+from faults import one_line, silent, succeeded
+from repository import commit
+from sweeps import write_grid
 
 QUICK = ("--epochs", "1", "--batch-size", "256")
 SECRET = "hunter2-Tr0ub4dor"
@@ -53,12 +54,10 @@ def with_secrets(project, tmp_path):
     (root / "sealed.dat").write_text("nothing\n")
     (root / ".gitattributes").write_text("*.dat diff=sealed\n")
     (root / "address.py").write_text("ADDRESS = ''\n")
-    git = ["git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "All"]):
-        subprocess.run([*git, *command], cwd=root, check=True)
+    commit(root)
     (tmp_path / "open").write_text(f"#!/bin/sh\necho {SECRET}; cat $1\n")
     (tmp_path / "open").chmod(0o700)
-    config = [*git, "config", "diff.sealed.textconv", str(tmp_path / "open")]
+    config = ["git", "config", "diff.sealed.textconv", str(tmp_path / "open")]
     subprocess.run(config, cwd=root, check=True)
     (root / "secrets").mkdir()
     for name, mode in SECRET_FILES.items():
@@ -80,9 +79,7 @@ def with_secrets(project, tmp_path):
 def test_secret_files_are_neither_noted_nor_copied(with_secrets, tmp_path):
     root, found = with_secrets.root, tmp_path / "found"
     write_grid(root, shlex.join(QUICK))
-    sweep = start(root, with_secrets.env | {"FOUND": str(found)})
-    out, err = sweep.communicate(timeout=300)
-    assert (sweep.returncode, err) == (0, ""), out
+    silent(with_secrets.do("bash", "run.sh", FOUND=str(found)))
     (job,) = (root / "runs").glob("*/*/")
     diff = (job / "changes.diff").read_text()
     head = diff.splitlines()[0]
@@ -134,17 +131,14 @@ ui = always
 """
 
 
-def test_the_recorded_changes_apply_whatever_git_is_configured_to_show(make, tmp_path):
+def test_the_recorded_changes_apply_whatever_git_is_configured_to_show(fresh, tmp_path):
     """Also those of a binary file and of a text of other letters; large ones are named."""
-    project = Project(make())
-    root = project.root
+    root = fresh.root
     files = {"weights.bin": bytes(range(256)), "latin.txt": "é\n".encode("latin-1") * 9}
     files |= {"text.txt": b"".join(b"%d\n" % n for n in range(40)), "large.bin": b"\0"}
     for name, content in files.items():
         (root / name).write_bytes(content)
-    git = ["git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "All"]):
-        subprocess.run([*git, *command], cwd=root, check=True)
+    commit(root)
     clean = shutil.copytree(root, tmp_path / "clean")
     changed = {name: content * 2 + content[:7] for name, content in files.items()}
     changed["text.txt"] = files["text.txt"].replace(b"20\n", b"changed\n")
@@ -157,7 +151,7 @@ def test_the_recorded_changes_apply_whatever_git_is_configured_to_show(make, tmp
     code += "from labjobs.job.provenance import version\n"
     code += "files.write_text(Path(sys.argv[1]), version()['changes'])"
     diff = tmp_path / "changes.diff"
-    succeeded(project.do("python", "-c", code, str(diff), HOME=str(tmp_path / "home")))
+    succeeded(fresh.do("python", "-c", code, str(diff), HOME=str(tmp_path / "home")))
     subprocess.run(["git", "apply", str(diff)], cwd=clean, check=True)
     assert b'# left out (above 1000000 bytes): "large.bin"' in diff.read_bytes()
     for name in ("weights.bin", "latin.txt", "text.txt"):
@@ -172,10 +166,9 @@ def test_a_job_tells_nobody_the_password_of_a_store_that_is_away(project):
     assert "not everything has been uploaded (" in one_line(done, 3)
     assert "127.0.0.1" in done.stderr
     write_grid(project.root, shlex.join(flags))
-    process = start(project.root, project.env | env, "--list")
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0 and "127.0.0.1" in err
-    for said in (done.stdout, done.stderr, out, err):
+    listed = succeeded(project.do("bash", "run.sh", "--list", **env))
+    assert "127.0.0.1" in listed.stderr
+    for said in (done.stdout, done.stderr, listed.stdout, listed.stderr):
         assert SECRET not in said
     assert not [*files_with(SECRET, project.root)]
 

@@ -5,11 +5,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults import Curves, Project, ended, job_of, one_line, same, succeeded
+from faults import Curves, Project, children, ended, job_of, one_line, same, succeeded
 from sweeps import write_grid
 
 SHORT = ("--steps", "12", "--eval-every", "6", "--log-every", "1", "--batch-size", "63")
@@ -25,7 +24,6 @@ DRAWING = (
 
 
 def together(project: Project, count: int, *flags: str) -> subprocess.Popen[str]:
-    """Start a job of several processes."""
     words = ("--standalone", "--nproc-per-node", str(count), "run.py", *flags)
     return project.command(sys.executable, "-m", "torch.distributed.run", *words)
 
@@ -36,9 +34,8 @@ def said(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in lines if line.startswith(("job ", "run.py: ")) and "seed=" not in line]
 
 
-def in_64_bits(root: Path) -> Project:
+def in_64_bits(project: Project) -> Project:
     """A project, edited so that it computes in 64 bits."""
-    project = Project(root)
     project.edit("run.py", "model(inputs).float()", "model(inputs)")
     made = "models.make(settings, splits.spec)"
     project.edit("run.py", f"        {made},", f"        {made}.double(),")
@@ -46,9 +43,8 @@ def in_64_bits(root: Path) -> Project:
 
 
 @pytest.fixture(scope="module")
-def exact(make):
-    """A project that computes in 64 bits."""
-    return in_64_bits(make())
+def exact(project, tmp_path_factory):
+    return in_64_bits(project.copy(tmp_path_factory.mktemp("exact") / "project"))
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +76,8 @@ def differences(expected: Curves, found: Curves) -> float:
 
 
 @pytest.mark.full
-def test_killed_and_continued_it_ends_with_the_same_bits(project, tmp_path):
-    undisturbed = project.copy(tmp_path / "undisturbed")
-    job = job_of(succeeded(ended(together(undisturbed, 2, *DRAWING))))
+def test_killed_and_continued_it_ends_with_the_same_bits(project, fresh):
+    job = job_of(succeeded(ended(together(fresh, 2, *DRAWING))))
 
     done = killed(together(project, 2, *DRAWING), 1, signal.SIGKILL)
     assert said(done) == [line for line in said(done) if "failed: process 1 has ended" in line]
@@ -94,8 +89,8 @@ def test_killed_and_continued_it_ends_with_the_same_bits(project, tmp_path):
     assert "its checkpoint is of 2 processes, which have drawn random numbers" in said(done)[-1]
 
     succeeded(ended(together(project, 2, *DRAWING)))
-    assert same(project.tensors(job), undisturbed.tensors(job))
-    assert project.journalled(job) == undisturbed.journalled(job)
+    assert same(project.tensors(job), fresh.tensors(job))
+    assert project.journalled(job) == fresh.journalled(job)
 
 
 def killed(
@@ -119,56 +114,47 @@ def process_of(torchrun: int, number: int) -> int:
     raise AssertionError(number)
 
 
-def children(process: int) -> Iterator[int]:
-    """The ids of a process's children that run the job."""
-    for word in Path(f"/proc/{process}/task/{process}/children").read_text().split():
-        if b"run.py" in Path(f"/proc/{word}/cmdline").read_bytes():
-            yield int(word)
-
-
 @pytest.mark.full
-def test_what_goes_wrong_is_said_once(make):
-    project = Project(make())
-    done = ended(together(project, 2, "--epochs", "many"))
+def test_what_goes_wrong_is_said_once(fresh):
+    done = ended(together(fresh, 2, "--epochs", "many"))
     assert said(done) == ["run.py: --epochs many: must be a whole number"]
-    done = ended(together(project, 2, "--check"))
+    done = ended(together(fresh, 2, "--check"))
     assert said(done) == ["run.py: --check: works with one process; leave torchrun out"]
-    (line,) = said(ended(together(project, 2, "--batch-size", "1")))
+    (line,) = said(ended(together(fresh, 2, "--batch-size", "1")))
     assert "--batch-size 1: must be at least the number of processes, 2" in line
 
     loop = "    for _ in job.epochs():"
     fault = '    if __import__("os").environ["RANK"] == "1":\n        raise ValueError("no luck")\n'
-    project.edit("run.py", loop, fault + loop)
-    (line,) = said(ended(together(project, 2, *SHORT)))
+    fresh.edit("run.py", loop, fault + loop)
+    (line,) = said(ended(together(fresh, 2, *SHORT)))
     assert "failed: process 1 has ended (ValueError: no luck)" in line
-    project.edit("run.py", fault, "")
+    fresh.edit("run.py", fault, "")
 
     parts = "for part, fraction in job.parts(augment(batch)):"
     without = "for part, fraction in [(augment(batch), torch.tensor(1.0))]:"
-    project.edit("run.py", parts, without)
-    (line,) = said(ended(together(project, 2, *SHORT)))
+    fresh.edit("run.py", parts, without)
+    (line,) = said(ended(together(fresh, 2, *SHORT)))
     assert "several processes need job.parts(batch)" in line
 
 
-def test_a_job_whose_processes_are_too_many_or_too_few_is_refused_before_anything_is_made(make):
-    project = Project(make())
+def test_too_many_or_too_few_processes_are_refused_before_anything_is_made(fresh):
     wrong = "--batch-size 1: must be at least the number of processes, 2"
     alone = "--shard: needs several processes: "
     start = ("-m", "labjobs.sweeps.gpus", "2", "run.py")
-    done = ended(project.command(sys.executable, *start, "--batch-size", "1"))
+    done = ended(fresh.command(sys.executable, *start, "--batch-size", "1"))
     assert one_line(done, 2) == f"run.py: {wrong}"
 
-    write_grid(project.root, "--batch-size 1", "--batch-size 2")
-    done = project.do("bash", "run.sh", "--gpus-per-job", "2")
+    write_grid(fresh.root, "--batch-size 1", "--batch-size 2")
+    done = fresh.do("bash", "run.sh", "--gpus-per-job", "2")
     assert done.returncode == 2, done
     named, counted = done.stderr.splitlines()
     assert named == f"job 1, run.py --batch-size 1: {wrong}"
     assert counted == "run.sh: 1 of 2 jobs are wrong; nothing was started"
-    write_grid(project.root, "--batch-size 2 --shard", "--batch-size 2")
-    done = project.do("bash", "run.sh")
+    write_grid(fresh.root, "--batch-size 2 --shard", "--batch-size 2")
+    done = fresh.do("bash", "run.sh")
     assert done.returncode == 2, done
     assert done.stderr.startswith(f"job 1, run.py --batch-size 2 --shard: {alone}")
-    assert not (project.root / "runs").exists() and not (project.root / "mlflow.db").exists()
+    assert not (fresh.root / "runs").exists() and not (fresh.root / "mlflow.db").exists()
 
 
 def test_processes_that_cannot_meet_say_so_in_one_line(project):
@@ -183,11 +169,10 @@ def test_processes_that_cannot_meet_say_so_in_one_line(project):
 
 
 @pytest.mark.full
-def test_without_a_checkpoint_it_needs_as_many_processes_as_before(make):
-    project = Project(make())
-    done = killed(together(project, 2, "--epochs", "400", "--log-every", "1"), 0, signal.SIGKILL)
+def test_without_a_checkpoint_it_needs_as_many_processes_as_before(fresh):
+    done = killed(together(fresh, 2, "--epochs", "400", "--log-every", "1"), 0, signal.SIGKILL)
     assert done.returncode == 1
-    refused = project.run("--epochs", "400", "--log-every", "1")
+    refused = fresh.run("--epochs", "400", "--log-every", "1")
     assert refused.returncode == 1
     assert (
         "it was begun by 2 processes and has no checkpoint yet, and this job has 1"
@@ -196,13 +181,10 @@ def test_without_a_checkpoint_it_needs_as_many_processes_as_before(make):
 
 
 @pytest.mark.full
-def test_a_process_that_waits_for_nothing_ends_too(make):
-    project = Project(make())
-    project.edit(
-        "run.py", "    model.eval()", "    __import__('time').sleep(600)\n    model.eval()"
-    )
-    started = together(project, 2, *SHORT)
-    while len(found := [*children(started.pid)]) < 2 or not begun(project):
+def test_a_process_that_waits_for_nothing_ends_too(fresh):
+    fresh.edit("run.py", "    model.eval()", "    __import__('time').sleep(600)\n    model.eval()")
+    started = together(fresh, 2, *SHORT)
+    while len(found := [*children(started.pid)]) < 2 or not begun(fresh):
         time.sleep(0.1)
     os.kill(process_of(started.pid, 1), signal.SIGKILL)
     (line,) = said(ended(started))
@@ -211,28 +193,18 @@ def test_a_process_that_waits_for_nothing_ends_too(make):
 
 
 def begun(project: Project) -> bool:
-    """Whether a job has measured something."""
     journals = [*project.root.glob("runs/*/*/metrics.jsonl")]
     return any("train_loss" in journal.read_text() for journal in journals)
 
 
 @pytest.mark.full
-def test_a_sweep_gives_each_job_several_processes(make):
-    project = Project(make())
-    write_grid(project.root, "--epochs 300 --seed 1")
-    sweep = project.command("bash", "run.sh", "--gpus-per-job", "2")
-    while not begun(project):
-        time.sleep(0.1)
-    os.kill(sweep.pid, signal.SIGTERM)
-    done = ended(sweep)
-    assert done.returncode == 143 and "interrupted: by SIGTERM" in done.stdout, done
-
-    write_grid(project.root, "--epochs 1 --seed 1")
-    done = project.do("bash", "run.sh", "--gpus-per-job", "2")
+def test_a_sweep_gives_each_job_several_processes(fresh):
+    write_grid(fresh.root, "--epochs 1 --seed 1")
+    done = fresh.do("bash", "run.sh", "--gpus-per-job", "2")
     assert done.returncode == 0 and "1 of 1 jobs finished, 1 of them now" in done.stdout, done
     assert any(
         '"processes": "2"' in journal.read_text()
-        for journal in project.root.glob("runs/*/*/metrics.jsonl")
+        for journal in fresh.root.glob("runs/*/*/metrics.jsonl")
     )
-    done = project.do("bash", "run.sh", "--gpus-per-job", "2", "--per-gpu", "2")
+    done = fresh.do("bash", "run.sh", "--gpus-per-job", "2", "--per-gpu", "2")
     assert done.returncode == 2 and "--gpus-per-job: not with --per-gpu" in done.stderr, done

@@ -35,13 +35,11 @@ def users(make, tmp_path_factory):
 
 
 def listed(user: Project) -> dict[str, dict[str, Any]]:
-    """What `jobs.py list` says of each job, by its id."""
     found = json.loads(user.do("python", "jobs.py", "list", "--json").stdout)
     return {job["id"]: job for job in found}
 
 
 def results(user: Project) -> dict[str, str]:
-    """What `jobs.py list` says that each job came to."""
     return {job: about["result"] for job, about in listed(user).items()}
 
 

@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from faults import Project, assert_as_undisturbed, ended, one_line, silent, wait_until
+from faults import Project, assert_as_undisturbed, one_line, silent, wait_until
 from slurms import PAUSE, Cluster, slurm
-from sweeps import Lab, assert_after_their_inputs, assert_one_at_a_time, light, start, write_grid
+from sweeps import Lab, assert_after_their_inputs, assert_one_at_a_time, light, write_grid
 
 pytestmark = pytest.mark.full
 
@@ -23,7 +23,6 @@ ARRAY = 4
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Slurm with two GPUs."""
     with slurm(gpus=2, largest_array=ARRAY) as cluster:
         yield cluster
 
@@ -36,13 +35,7 @@ def lab(project, cluster, tmp_path):
     return lab
 
 
-def run(root: Path, env: dict[str, str], *flags: str) -> "subprocess.CompletedProcess[str]":
-    """`bash run.sh` to its end."""
-    return ended(start(root, env, *flags))
-
-
 def arrays(done: "subprocess.CompletedProcess[str]", jobs: int) -> list[str]:
-    """Return the arrays that Slurm was given for some jobs."""
     form = rf"^{jobs} jobs? submitted to Slurm as (.*); --list"
     (ids,) = re.findall(form, silent(done).stdout, re.MULTILINE)
     return ids.split(", ")
@@ -55,7 +48,6 @@ def listed(done: "subprocess.CompletedProcess[str]") -> dict[str, tuple[str, str
 
 
 def folders(root: Path) -> list[Path]:
-    """The folders of the project's sweeps."""
     return list((root / ".sweeps").iterdir())
 
 
@@ -89,9 +81,9 @@ def test_jobs_that_train(
     script.write_text(text.replace("import sys\n", "import os\nimport sys\nimport time\n", 1))
     there = here.copy(tmp_path / "there")
     local = {"CUDA_VISIBLE_DEVICES": "0,1", "GPU_LOCKS": str(tmp_path / "locks")}
-    assert run(here.root, here.env | local).returncode == 1
+    assert here.do("bash", "run.sh", **local).returncode == 1
     *jobs, failed = disturbed(there, cluster)
-    states = listed(run(there.root, there.env | cluster.env, "--list"))
+    states = listed(there.do("bash", "run.sh", "--list"))
     assert states.pop(failed) == ("failed", "KeyError: 'no'")
     assert Counter(state for state, _ in states.values()) == {"finished": count}
     for job in jobs:
@@ -103,20 +95,20 @@ def test_jobs_that_train(
 
 def disturbed(there: Project, cluster: Cluster) -> list[str]:
     """Hand the grid to Slurm and disturb three of its jobs; all jobs, once they have ended."""
-    env = there.env | cluster.env
-    del env["OMP_NUM_THREADS"]
+    there.env |= cluster.env
+    del there.env["OMP_NUM_THREADS"]
     (there.root / "hold").touch()
-    jobs = list(listed(run(there.root, env, "--list")))
-    arrays(run(there.root, env, "--slurm", "--", "--time=30"), len(jobs))
+    jobs = list(listed(there.do("bash", "run.sh", "--list")))
+    arrays(there.do("bash", "run.sh", "--slurm", "--", "--time=30"), len(jobs))
 
     def wait_until_two_are_held(restarts: int) -> None:
         wait_until(lambda: sum(cluster.restarts().values()) == restarts, 600, PAUSE)
         wait_until(lambda: len([*there.root.glob("runs/*/*/held")]) == 2, 600, PAUSE)
 
     wait_until_two_are_held(restarts=0)
-    states = [state for state, _ in listed(run(there.root, env, "--list")).values()]
+    states = [state for state, _ in listed(there.do("bash", "run.sh", "--list")).values()]
     assert states == ["running"] * 2 + ["queued"] * (len(jobs) - 2)
-    again = silent(run(there.root, env, "--slurm"))
+    again = silent(there.do("bash", "run.sh", "--slurm"))
     assert again.stdout == f"nothing submitted to Slurm: {len(jobs) - 2} queued, 2 running\n"
 
     cluster.preempt()
@@ -196,16 +188,15 @@ def test_how_jobs_end(lab: Lab, cluster: Cluster) -> None:
     assert_one_at_a_time(lab.intervals())
 
 
-def test_a_job_with_two_gpus(project, cluster, tmp_path):
+def test_a_job_with_two_gpus(fresh, cluster):
     """It is preempted once, and comes back with its two processes."""
-    project = project.copy(tmp_path / "project")
-    write_grid(project.root, "--device cpu --epochs 200 --eval-every 20e")
-    env = project.env | cluster.env
-    (array,) = arrays(run(project.root, env, "--slurm", "--gpus-per-job", "2"), 1)
-    (job,) = listed(run(project.root, env, "--list"))
+    write_grid(fresh.root, "--device cpu --epochs 200 --eval-every 20e")
+    fresh.env |= cluster.env
+    (array,) = arrays(fresh.do("bash", "run.sh", "--slurm", "--gpus-per-job", "2"), 1)
+    (job,) = listed(fresh.do("bash", "run.sh", "--list"))
 
     def trains() -> bool:
-        found = project.root.glob(f"runs/{job}/*/metrics.jsonl")
+        found = fresh.root.glob(f"runs/{job}/*/metrics.jsonl")
         return any("train_loss" in journal.read_text() for journal in found)
 
     wait_until(trains, 300, PAUSE)
@@ -213,10 +204,10 @@ def test_a_job_with_two_gpus(project, cluster, tmp_path):
     cluster.preempt()
     wait_until(lambda: cluster.restarts().get(f"{array}_0") == 1, 300, PAUSE)
     cluster.wait_until_empty()
-    assert listed(run(project.root, env, "--list"))[job][0] == "finished"
-    output = (project.folder(job) / "output.txt").read_text()
+    assert listed(fresh.do("bash", "run.sh", "--list"))[job][0] == "finished"
+    output = (fresh.folder(job) / "output.txt").read_text()
     assert f"job {job} interrupted: by SIGUSR1; the same command continues it" in output
-    assert '"processes": "2"' in (project.folder(job) / "metrics.jsonl").read_text()
+    assert '"processes": "2"' in (fresh.folder(job) / "metrics.jsonl").read_text()
 
 
 def test_what_sbatch_refuses(lab, cluster):

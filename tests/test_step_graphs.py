@@ -70,12 +70,11 @@ def test_the_same_bits_with_and_without(project, tmp_path, name):
 
 
 @pytest.mark.parametrize("line", some(PYTHON, "loss.item()", "torch.rand(1)"))
-def test_what_a_graph_cannot_do_is_refused(project, tmp_path, line):
-    other = project.copy(tmp_path / "project")
-    other.env |= project.env
+def test_what_a_graph_cannot_do_is_refused(project, fresh, line):
+    fresh.env |= project.env
     logged = "            job.log(measured)\n"
-    other.edit("run.py", logged, f"{logged}            {line}\n")
-    done = other.run("--epochs", "1")
+    fresh.edit("run.py", logged, f"{logged}            {line}\n")
+    done = fresh.run("--epochs", "1")
     assert done.returncode == 1
     said = done.stderr.splitlines()[-1]
     assert PYTHON[line] in said and "--graph off" in said

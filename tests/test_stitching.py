@@ -1,9 +1,7 @@
 """The example that stitches networks: its parts, its fit by L-BFGS, its jobs, and its figures."""
 
-import shutil
 import subprocess
 from copy import deepcopy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,10 +21,6 @@ stitching = imported("stitching", "stitching")
 # The ridge regression, compared with NumPy
 
 
-def draw(seed: int, *shape: int) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).float()
-
-
 def reference(x: Array, y: Array, strength: float) -> tuple[Array, Array]:
     """Weights and biases of a ridge regression as a least squares problem with more rows."""
     n, p = x.shape
@@ -36,42 +30,16 @@ def reference(x: Array, y: Array, strength: float) -> tuple[Array, Array]:
     return solution[:-1].T, solution[-1]
 
 
-SHAPES = {"features": (), "tokens": (3,), "images": (3, 2)}
-"""Dimensions of features beside examples and channels."""
-
-
-@pytest.mark.parametrize("kind", SHAPES)
-@pytest.mark.parametrize("strength", [1e-3, 1.0])
-def test_the_start_is_a_ridge_regression_over_all_examples_and_places(kind, strength):
-    x, y = draw(0, 20, *SHAPES[kind], 7) + 5, draw(1, 20, *SHAPES[kind], 4) - 3
-    flat = [each.double().flatten(0, -2).numpy() for each in (x, y)]
-    wanted = reference(*flat, strength)
-    if kind == "images":  # as layers give them
-        x, y = x.movedim(-1, 1), y.movedim(-1, 1)
-    batches = [*zip(x.split(6), y.split(6), strict=True)]
-    weight, bias = stitching.ridge(iter(batches), strength)
-    assert weight.numpy() == pytest.approx(wanted[0], abs=1e-9)
-    assert bias.numpy() == pytest.approx(wanted[1], abs=1e-8)
-    stitch = stitching.Stitch(7, 4)
-    with torch.no_grad():
-        stitch.weight.copy_(weight)
-        stitch.bias.copy_(bias)
-        mapped = stitch(x)
-    assert mapped.shape == y.shape
-
-
 def test_a_constant_layer_is_refused():
     said = "--layer: its output is the same for all examples"
     with pytest.raises(stitching.JobError, match=said):
-        stitching.ridge([(torch.ones(9, 3), draw(0, 9, 2))], 1e-3)
+        stitching.ridge([(torch.ones(9, 3), torch.rand(9, 2))], 1e-3)
 
 
 # The halves of networks
 
 
 class Odd(nn.Module):
-    """A network with all that layers may do."""
-
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Linear(4, 4)
@@ -93,7 +61,6 @@ class Choosy(nn.Module):
 
 
 def transformer() -> nn.Module:
-    """A small vision transformer."""
     return torchvision.models.VisionTransformer(32, 8, 2, 2, 16, 32)
 
 
@@ -145,19 +112,6 @@ def test_a_network_without_a_graph_is_refused_in_one_line():
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("front", "back", "said"),
-    [
-        ((2, 3, 4, 4), (2, 5, 2, 2), r"give \(3, 4, 4\) and \(5, 2, 2\); only the number of cha"),
-        ((2, 3, 4, 4), (2, 5), r"give \(3, 4, 4\) and \(5,\); only the number of channels may"),
-        ((2,), (2, 5), r"--layer: gives \(2,\), not \(B, C\)"),
-    ],
-)
-def test_layers_that_do_not_fit_are_refused(front, back, said):
-    with pytest.raises(stitching.JobError, match=said):
-        stitching.check_fit(torch.zeros(front), torch.zeros(back))
-
-
 # The jobs
 
 
@@ -188,8 +142,7 @@ def made(make):
 
 @pytest.fixture
 def copy(made, tmp_path):
-    """That project with its jobs and their store, to change."""
-    return Project(Path(shutil.copytree(made.root, tmp_path / "copy")))
+    return made.clone(tmp_path / "copy")
 
 
 AGAIN = """

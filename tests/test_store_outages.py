@@ -4,19 +4,19 @@ import json
 import re
 import signal
 import sqlite3
-import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import Project, courier_of, kill, silent, wait_until
+import sqlalchemy
+from faults import Project, courier_of, ended, kill, silent, wait_until
 from labjobs.tracking import costs
-from servers import Store, mlflow_server, postgres
+from servers import mlflow_server, postgres
 
 pytestmark = pytest.mark.full
 
@@ -26,52 +26,43 @@ FOREVER = 1_000_000
 SHORT = 300
 """Epochs of a job that ends soon, but not before the store has its first metrics."""
 
+POINTS = """
+SELECT metrics.key, step, timestamp, metrics.value FROM metrics JOIN runs USING (run_uuid)
+JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
+WHERE id.value = :job_id AND lifecycle_stage = 'active'
+"""
+RUNS = """
+SELECT status, mark.value FROM runs
+JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
+LEFT JOIN tags AS mark ON mark.run_uuid = runs.run_uuid AND mark.key = 'finished'
+WHERE id.value = :job_id AND lifecycle_stage = 'active'
+"""
+
 Action = Callable[[], object]
 
 
 class Trial:
-    """A job in training, and the store that it is tracked in."""
+    """A job in training, and the database of the store that it is tracked in."""
 
-    def __init__(self, project: Project, address: str, store: Store, *flags: str) -> None:
-        self._project, self._store, self._address = project, store, address
-        self._flags = ("--batch-size", "64", "--log-every", "1", "--quiet", *flags)
-        self._process = project.start(*self._flags, MLFLOW_TRACKING_URI=address)
-        self.courier = 0
-
-    def begin(self) -> None:
-        """Wait until the job trains and the store has its first metrics."""
-        wait_until(lambda: self._process.poll() is not None or self._is_owner())
-        assert self._process.poll() is None, self.end()
-        wait_until(lambda: "bytes" in _read(self.folder / "sent.json"))
-        self.courier = courier_of(self._process) or 0
+    def __init__(self, project: Project, database: str, *flags: str) -> None:
+        self.project, self._database = project, database
+        self.flags = ("--batch-size", "64", "--log-every", "1", "--quiet", *flags)
+        self.process = project.start(*self.flags)
+        self.folder = Path("none")
 
     def trains(self) -> bool:
-        """Whether the job has taken steps."""
-        if not self._is_owner():
-            return False
+        """Whether the job has taken steps; notes its folder."""
+        for lock in self.project.root.glob("runs/*/*/lock"):
+            if read(lock).get("pid") == self.process.pid:
+                self.folder = lock.parent
         journal = self.folder / "metrics.jsonl"
         return journal.exists() and "train_loss" in journal.read_text()
 
-    def do(self, script: str, *words: str) -> subprocess.CompletedProcess[str]:
-        """A script of the project with this store, to its end."""
-        return self._project.do("python", script, *words, MLFLOW_TRACKING_URI=self._address)
-
-    def again(self) -> subprocess.CompletedProcess[str]:
-        """The same command, to its end."""
-        return self.do("run.py", *self._flags)
-
-    def end(self) -> tuple[int, str]:
-        """Wait for the job's end; its exit status and what it said on stderr."""
-        _, errors = self._process.communicate(timeout=600)
-        return self._process.returncode, errors
-
-    def abandon(self) -> None:
-        """Kill what is left of it, if a test has failed."""
-        if self._process.poll() is None:
-            courier = courier_of(self._process)
-            self._process.kill()
-            kill(courier or self._process.pid)
-            self._process.communicate()
+    def begin(self) -> None:
+        """Wait until the job trains and the store has its first metrics."""
+        wait_until(lambda: self.process.poll() is not None or self.trains())
+        assert self.process.poll() is None, ended(self.process)
+        wait_until(lambda: "bytes" in read(self.folder / "sent.json"))
 
     def away(self, go: Action, come: Action, seconds: float) -> None:
         """Have the store away for so long while the job trains; stop it later; nothing is lost."""
@@ -80,59 +71,57 @@ class Trial:
         begun = now()
         time.sleep(seconds)
         come()
-        ended = now()
-        steps = sum(begun < at < ended for name, _, at, _ in self._written() if name == "lr")
-        print(f"away for {(ended - begun) / 1000:.0f} s, in which {steps} steps were trained")
+        back = now()
+        steps = sum(begun < at < back for name, _, at, _ in self._written() if name == "lr")
+        print(f"away for {(back - begun) / 1000:.0f} s, in which {steps} steps were trained")
         assert steps > 0
         self.stop()
 
     def stop(self) -> None:
         """Stop the job; all of it comes to the store, if by a courier that outlives it."""
-        self._process.send_signal(signal.SIGTERM)
-        assert self.end()[0] == 128 + signal.SIGTERM
-        wait_until(lambda: self.status() == "KILLED")
-        self.check("KILLED")
+        self.process.send_signal(signal.SIGTERM)
+        assert ended(self.process).returncode == 128 + signal.SIGTERM
+        self.wait_until_all_is_there("KILLED")
 
-    def status(self) -> str:
-        """The status of the job's one run in the store, if it is whole."""
-        runs = self._store.runs(self.folder.parent.name)
-        mark = "true" if runs[0][0] == "FINISHED" else None
-        return str(runs[0][0]) if [run[1] for run in runs] == [mark] else str(runs)
-
-    def check(self, status: str) -> None:
+    def wait_until_all_is_there(self, status: str) -> None:
         """The store has each metric of the journal once, and one run, that ended as it should."""
-        points = self._store.points(self.folder.parent.name)
-        stored = Counter({point: n for point, n in points.items() if journalled(point)})
-        written = self._written()
-        lost, added = written - stored, stored - written
+        mark = "true" if status == "FINISHED" else None
+        wait_until(lambda: self._ask(RUNS) == [(status, mark)])
+        points, written = Counter(self._ask(POINTS)), self._written()
+        # What a job has cost is from its courier.
+        stored = Counter({point: n for point, n in points.items() if point[0] not in costs.NAMES})
         steps = sorted(step for name, step, _, _ in written if name == "train_loss")
         assert steps == list(range(1, len(steps) + 1))
-        assert (lost, added) == (Counter(), Counter())
-        assert self.status() == status
+        assert (written - stored, stored - written) == (Counter(), Counter())
+
+    def _ask(self, query: str) -> list[tuple[object, ...]]:
+        engine = sqlalchemy.create_engine(self._database, poolclass=sqlalchemy.NullPool)
+        with engine.connect() as connection:
+            job = {"job_id": self.folder.parent.name}
+            return [tuple(row) for row in connection.execute(sqlalchemy.text(query), job)]
 
     def _written(self) -> "Counter[tuple[Any, ...]]":
         """(name, step, time, value) of all metrics in the job's journal."""
         text = (self.folder / "metrics.jsonl").read_text()
-        whole = text[: text.rfind("\n")].splitlines()
-        points = [line for line in map(json.loads, whole) if "metrics" in line]
+        lines = map(json.loads, text[: text.rfind("\n")].splitlines())
         return Counter(
             (name, line["step"], line["time"], value)
-            for line in points
-            for name, value in line["metrics"].items()
+            for line in lines
+            for name, value in line.get("metrics", {}).items()
         )
 
-    def _is_owner(self) -> bool:
-        """Whether a folder is the job's; notes which."""
-        for lock in (self._project.root / "runs").glob("*/*/lock"):
-            if _read(lock).get("pid") == self._process.pid:
-                self.folder = lock.parent
-                return True
-        return False
+
+def read(path: Path) -> dict[str, Any]:
+    """What a file of the job's holds, if it is there and whole."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return {}
 
 
-def journalled(point: tuple[Any, ...]) -> bool:
-    """Whether a point is from the journal; what a job has cost is from its courier."""
-    return point[0] not in costs.NAMES
+def now() -> int:
+    """The journal's time: milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
 
 
 @pytest.fixture(scope="module")
@@ -160,26 +149,20 @@ def server(started_server, database):
 
 
 @pytest.fixture
-def fresh(project, tmp_path):
-    """A copy of one project for each test, whose jobs do not know that they are tested."""
-    copy = project.copy(tmp_path / "fresh")
-    copy.env = {k: v for k, v in copy.env.items() if not k.startswith("PYTEST")}
-    return copy
-
-
-@pytest.fixture
-def train(fresh, request):
+def train(project, tmp_path):
     """Starts a job: the store's address and its database, epochs, other flags."""
-    trials: list[Trial] = []
+    fresh, trials = project.copy(tmp_path / "fresh"), []
 
     def train(address: str, database: str, epochs: int, *flags: str) -> Trial:
-        flags = ("--epochs", str(epochs), "--note", request.node.name, *flags)
-        trials.append(Trial(fresh, address, Store(database), *flags))
+        fresh.env["MLFLOW_TRACKING_URI"] = address
+        trials.append(Trial(fresh, database, "--epochs", str(epochs), *flags))
         return trials[-1]
 
     yield train
-    for trial in trials:
-        trial.abandon()
+    for process in [trial.process for trial in trials if trial.process.poll() is None]:
+        kill(courier_of(process) or process.pid)  # a test has failed
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture
@@ -193,33 +176,31 @@ def outage(request):
     [("server", "kill", "start"), ("server", "freeze", "thaw"), ("database", "stop", "start")],
 )
 def test_away_while_a_job_trains(train, server, database, outage, what, go, come):
-    trial = train(server.uri, database.uri, FOREVER)
+    trial = train(server.uri, database.uri, FOREVER, "--note", f"{what} {go}")
     it = {"server": server, "database": database}[what]
     trial.away(getattr(it, go), getattr(it, come), outage)
 
 
 def test_server_killed_for_good_and_the_rest_sent_later(train, server, database):
     """Two jobs at once; the courier of one of them is killed too, so that its rest stays behind."""
-    trials = [train(server.uri, database.uri, SHORT, "--seed", seed) for seed in "01"]
-    for trial in trials:
-        trial.begin()
+    left, outlived = (train(server.uri, database.uri, SHORT, "--seed", seed) for seed in "01")
+    left.begin()
+    outlived.begin()
+    courier = courier_of(left.process)
     server.kill()
-    for trial in trials:
-        status, errors = trial.end()
-        assert status == 3
-        assert len(errors.splitlines()) == 1 and "python jobs.py sync" in errors
-    left, outlived = trials
-    kill(left.courier)
+    for trial in (left, outlived):
+        done = ended(trial.process)
+        assert done.returncode == 3
+        assert len(done.stderr.splitlines()) == 1 and "python jobs.py sync" in done.stderr
+    kill(courier)
     server.start()
-    wait_until(lambda: outlived.status() == "FINISHED")
-    outlived.check("FINISHED")
-    sent = silent(left.do("jobs.py", "sync"))
+    outlived.wait_until_all_is_there("FINISHED")
+    sync = ("python", "jobs.py", "sync")
+    sent = silent(left.project.do(*sync))
     assert re.fullmatch(rf"job {left.folder.parent.name} \w+\n1 of 1 jobs \w+\n", sent.stdout)
-    left.check("FINISHED")
-    second = left.do("jobs.py", "sync")
-    assert second.returncode == 0 and len(second.stdout.splitlines()) == 1
-    third = left.again()
-    assert third.returncode == 0 and "already finished" in third.stdout
+    left.wait_until_all_is_there("FINISHED")
+    assert len(silent(left.project.do(*sync)).stdout.splitlines()) == 1
+    assert "already finished" in silent(left.project.run(*left.flags)).stdout
 
 
 def test_database_away_from_the_start(train, database):
@@ -231,28 +212,8 @@ def test_database_away_from_the_start(train, database):
     trial.stop()
 
 
-def test_sqlite_locked(train, fresh, outage):
-    path = fresh.root / "mlflow.db"
-    trial = train(f"sqlite:///{path}", f"sqlite:///{path}", FOREVER)
-    with lock_of(path) as (lock, unlock):
-        trial.away(lock, unlock, 2 * outage)
-
-
-@contextmanager
-def lock_of(path: Path) -> Iterator[tuple[Action, Action]]:
-    """What locks a sqlite store against everyone, and what unlocks it."""
-    with closing(sqlite3.connect(path, timeout=60)) as other:
-        yield partial(other.execute, "BEGIN EXCLUSIVE"), other.rollback
-
-
-def now() -> int:
-    """The journal's time: milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """What a file of the job's holds, if it is there and whole."""
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError):
-        return {}
+def test_sqlite_locked(train, tmp_path, outage):
+    address = f"sqlite:///{tmp_path}/store.db"
+    trial = train(address, address, FOREVER)
+    with closing(sqlite3.connect(tmp_path / "store.db", timeout=60)) as other:
+        trial.away(partial(other.execute, "BEGIN EXCLUSIVE"), other.rollback, 2 * outage)

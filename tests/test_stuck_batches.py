@@ -5,9 +5,29 @@ import signal
 import subprocess
 
 import pytest
-from faults import ended, one_line, succeeded, wait_until
+from faults import Project, ended, one_line, succeeded, wait_until
 
 FLAGS = ("--epochs", "1", "--loader", "workers", "--workers", "2", "--batch-size", "512")
+
+STUCK = """
+    here = Path(__file__).parent
+    if (here / "stuck").exists():
+        (here / "waiting").touch()
+        __import__("time").sleep(10_000)
+    return torch.utils.data.default_collate(examples)
+"""
+NO_PICKLE = """
+    images, labels = torch.utils.data.default_collate(examples)
+    return images, labels, lambda: 0
+"""
+
+
+def collated(project: Project, body: str) -> Project:
+    """Have a project make its training batches by a function."""
+    with (project.root / "data.py").open("a") as file:
+        file.write(f"\n\ndef collated(examples):{body}")
+    project.edit("run.py", "shuffle=True)", "shuffle=True, collate=data.collated)")
+    return project
 
 
 def test_a_temporary_folder_with_a_long_path(project, tmp_path):
@@ -25,46 +45,20 @@ def test_a_small_dev_shm(project):
     assert "/dev/shm is too small for a batch" in said and "--ipc=host" in said
 
 
-def test_a_signal_ends_the_wait_for_a_batch_that_never_comes(project):
+def test_a_signal_ends_the_wait_for_a_batch_that_never_comes(project, tmp_path):
     """Then the same command goes on."""
-    files = {name: (project.root / name).read_text() for name in ("data.py", "run.py")}
-    stuck = project.root / "stuck"
-    (project.root / "data.py").write_text(
-        files["data.py"] + "\n\ndef slow(examples):\n"
-        "    import pathlib, time\n"
-        f"    marks = pathlib.Path({str(stuck)!r})\n"
-        "    if marks.exists():\n"
-        "        marks.with_name('waiting').touch()\n"
-        "        time.sleep(10_000)\n"
-        "    return torch.utils.data.default_collate(examples)\n"
-    )
-    run = files["run.py"].replace("shuffle=True)", "shuffle=True, collate=data.slow)")
-    (project.root / "run.py").write_text(f"import data\n{run}")
-    stuck.touch()
-    try:
-        job = project.start(*FLAGS, "--seed", "3")
-        wait_until((project.root / "waiting").exists)
-        job.terminate()
-        done = ended(job)
-        assert done.returncode == 128 + signal.SIGTERM, done
-        assert "interrupted: by SIGTERM; the same command continues it" in done.stderr
-        stuck.unlink()
-        succeeded(project.run(*FLAGS, "--seed", "3"))
-    finally:
-        for name, text in files.items():
-            (project.root / name).write_text(text)
+    stuck = collated(project.copy(tmp_path / "stuck"), STUCK)
+    (stuck.root / "stuck").touch()
+    job = stuck.start(*FLAGS)
+    wait_until((stuck.root / "waiting").exists)
+    job.terminate()
+    done = ended(job)
+    assert done.returncode == 128 + signal.SIGTERM, done
+    assert "interrupted: by SIGTERM; the same command continues it" in done.stderr
+    (stuck.root / "stuck").unlink()
+    succeeded(stuck.run(*FLAGS))
 
 
-def test_what_cannot_be_pickled(project):
-    text = (project.root / "data.py").read_text()
-    (project.root / "data.py").write_text(
-        text + "\n\ndef joined(examples):\n"
-        "    images, labels = torch.utils.data.default_collate(examples)\n"
-        "    return images, labels, lambda: 0\n"
-    )
-    run = (project.root / "run.py").read_text()
-    assert run.count("shuffle=True)") == 1
-    run = run.replace("shuffle=True)", "shuffle=True, collate=data.joined)")
-    (project.root / "run.py").write_text(f"import data\n{run}")
-    said = one_line(project.run(*FLAGS), 1)
+def test_what_cannot_be_pickled(project, tmp_path):
+    said = one_line(collated(project.copy(tmp_path / "copy"), NO_PICKLE).run(*FLAGS), 1)
     assert "a batch cannot be passed from a loader's process" in said and "lambda" in said

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from faults import ended, one_line, silent, succeeded, wait_until
-from sweeps import Lab, light, start, write_grid
+from sweeps import Lab, light, write_grid
 
 QUICK = "--epochs 1 --batch-size 256 --device cpu"
 NOTE = "-- it's $(touch oops); `touch oops` \"* \\n\n${HOME} é"
@@ -33,7 +33,7 @@ def test_jobs_that_train(project):
     """One diverges, one has an odd note and is in the grid twice; then there is nothing to do."""
     odd = f"{QUICK} --seed 5 --note={shlex.quote(NOTE)}"
     write_grid(project.root, f"{QUICK} --lr 1e30 --optimizer sgd", odd, f"{odd} --lr 0.001")
-    done = succeeded(ended(start(project.root, project.env)))
+    done = succeeded(project.do("bash", "run.sh"))
     last = "1 of 2 jobs finished, {} of them now; 1 diverged"
     assert done.stdout.splitlines()[-1] == last.format(1)
     (line,) = done.stderr.splitlines()
@@ -49,8 +49,7 @@ def test_jobs_that_train(project):
     assert notes == {"", NOTE}
 
     (project.root / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
-    env = project.env | {"PYTHONPATH": str(project.root)}
-    again = ended(start(project.root, env))
+    again = project.do("bash", "run.sh", PYTHONPATH=str(project.root))
     assert (again.returncode, again.stdout) == (0, last.format(0) + "\n")
     assert again.stderr.startswith(f"job {job} diverged before: train_loss was not finite")
 
@@ -58,8 +57,7 @@ def test_jobs_that_train(project):
 def test_of_a_job_that_is_killed_in_a_sweep_the_store_knows(project):
     """Its courier is no child of the job; the next sweep continues the job, in the same run."""
     write_grid(project.root, "--epochs 4000 --seed 8 --device cpu --checkpoint-minutes 0.001")
-    sweep = start(project.root, project.env)
-    assert sweep.stdout
+    sweep = project.command("bash", "run.sh")
     job = started(sweep)
     wait_until(lambda: bool(list(project.root.glob(f"runs/{job}/*/last.pt"))))
     wait_until(lambda: [status for _, status in project.runs(job)] == ["RUNNING"])
@@ -69,11 +67,8 @@ def test_of_a_job_that_is_killed_in_a_sweep_the_store_knows(project):
     assert done.stderr.startswith(f"job {job} ended with status 137: ")
     wait_until(lambda: [status for _, status in project.runs(job)] == ["KILLED"])
     write_grid(project.root, "--epochs 4000 --seed 8 --device cpu --pause-after 1e")
-    again = ended(start(project.root, project.env))
-    assert (again.returncode, again.stdout.splitlines()[-1]) == (
-        0,
-        "0 of 1 jobs finished, 0 of them now; 1 paused",
-    )
+    again = project.do("bash", "run.sh")
+    assert again.returncode == 0 and "finished, 0 of them now; 1 paused" in again.stdout
     assert len(project.runs(job)) == 1
 
 
@@ -254,7 +249,6 @@ def test_a_wrong_search_is_refused_before_anything_starts(lab, words, said):
 
 
 def listed(lab: Lab) -> list[str]:
-    """What `--list` prints."""
     done = silent(lab.sweep("--list"))
     return done.stdout.splitlines()
 
@@ -266,7 +260,6 @@ def test_states_and_ctrl_c(lab):
     jobs = light(seconds=600)(2), light(ends="failed", says="KeyError: no")(0), light()(1)
     lab.write_grid(*jobs, light()(7))
     sweep = lab.start("--only", "pending", "--per-gpu", "1")
-    assert sweep.stdout
     job = started(sweep)
     folder = lab.project.folder(job)
     wait_until((folder / "ran").exists)
@@ -303,7 +296,8 @@ def test_slurm_gives_what_is_not_here(lab, project, tmp_path):
     pretend_slurm(lab)
     whole = project.copy(tmp_path / "whole")
     write_grid(whole.root, "--precision fp16 --model convnet", "--device cuda:3")
-    done = silent(ended(start(whole.root, lab.env, "--slurm")))
+    whole.env = lab.env
+    done = silent(whole.do("bash", "run.sh", "--slurm"))
     assert "2 jobs submitted to Slurm as " in done.stdout
 
 

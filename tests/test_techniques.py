@@ -1,7 +1,7 @@
 """Training with the techniques that are options of the template, by their commands."""
 
 import pytest
-from faults import Project, one_line, same
+from faults import one_line, same
 
 SHORT = ("--steps", "12", "--eval-every", "4", "--log-every", "1", "--quiet")
 
@@ -23,11 +23,6 @@ TOGETHER = {
 """Options that are tried together."""
 
 
-def finished(project: Project, *flags: str) -> str:
-    """Run a job to its end; returns its id."""
-    return project.finish(*SHORT, *flags)
-
-
 @pytest.mark.parametrize(
     "name", ["muon", "averaged", pytest.param("recomputed", marks=pytest.mark.full), "frozen"]
 )
@@ -35,12 +30,12 @@ def test_interrupted_and_continued_it_is_the_same(project, name, tmp_path_factor
     other = project.copy(tmp_path_factory.mktemp("other") / "project")
     flags = TOGETHER[name]
     if name == "frozen":
-        (weights,) = {finished(each, "--model", "convnet-se") for each in (project, other)}
+        (weights,) = {each.finish(*SHORT, "--model", "convnet-se") for each in (project, other)}
         flags += ("--init-from", weights)
-    job = finished(project, *flags)
+    job = project.finish(*SHORT, *flags)
     paused = other.run(*SHORT, *flags, "--pause-after", "6")
     assert paused.returncode == 0 and " paused: " in paused.stdout, paused
-    assert finished(other, *flags) == job
+    assert other.finish(*SHORT, *flags) == job
     assert same(project.tensors(job)["best"], other.tensors(job)["best"])
     assert project.journalled(job) == other.journalled(job)
 
@@ -48,15 +43,15 @@ def test_interrupted_and_continued_it_is_the_same(project, name, tmp_path_factor
 def test_the_rates_that_are_logged_are_the_schedules(project):
     """Linear to zero after three steps of warm-up."""
     flags = ("--schedule", "linear", "--warmup", "3", "--lr", "0.01")
-    logged = dict(project.journalled(finished(project, *flags))["lr"])
+    logged = dict(project.journalled(project.finish(*SHORT, *flags))["lr"])
     rising = {step: 0.01 * step / 4 for step in (1, 2, 3)}
     falling = {step: 0.01 * (1 - (step - 4) / 9) for step in range(4, 13)}
     assert logged == pytest.approx(rising | falling)
 
 
 def test_the_weights_beside_their_ema_are_those_of_a_job_without_one(project):
-    averaged = project.journalled(finished(project, "--ema", "0.9", "--compare-ema"))
-    plain = project.journalled(finished(project))
+    averaged = project.journalled(project.finish(*SHORT, "--ema", "0.9", "--compare-ema"))
+    plain = project.journalled(project.finish(*SHORT))
     assert averaged["val_weights_loss"] == plain["val_loss"] != averaged["val_loss"]
 
 

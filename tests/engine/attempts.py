@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from bits import plain
 from labjobs import layout
 from labjobs.attempt import Attempt
 from labjobs.job import journal
@@ -22,7 +23,6 @@ from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import handle_signals
 from labjobs.training.loop import Job
-from torch import Tensor
 from toy import METRICS, Hook, Loop, Settings, factor
 
 TIMES = {"elapsed_seconds", "examples_per_second", "data_wait_fraction"}
@@ -74,7 +74,6 @@ class Ended:
         return {name: sorted(points) for name, points in found.items()}
 
     def journal(self) -> list[dict[str, Any]]:
-        """Return the lines of the journal."""
         with (self.folder / layout.JOURNAL).open("rb") as file:
             return journal.Reader(file).read()
 
@@ -91,17 +90,7 @@ class Ended:
 
     @property
     def log(self) -> str:
-        """What the job logged."""
         return (self.folder / "log.txt").read_text()
-
-
-def plain(value: Any) -> Any:
-    """Return nested values with each tensor as its bytes."""
-    if isinstance(value, Tensor):
-        return value.dtype, tuple(value.shape), value.numpy().tobytes()
-    if isinstance(value, dict):
-        return {key: plain(part) for key, part in value.items()}
-    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 class Toy:
@@ -137,6 +126,12 @@ class Toy:
             handle_signals(signal.SIG_DFL)
             folder._lock.close()
         return Ended(status, self._capture(), folder.path)
+
+    def done(self, *job: Any, **how: Any) -> Ended:
+        """Run a job that finishes."""
+        ended = self.run(*job, **how)
+        assert ended.status == 0, ended.said
+        return ended
 
 
 def steps_of(done: Ended, metric: str) -> list[int]:

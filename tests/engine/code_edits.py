@@ -25,7 +25,7 @@ from typing import Any
 from repository import REPOSITORY
 
 INNER = REPOSITORY / "{{cookiecutter.project_slug}}"
-OWN = Path(__file__).with_name("code_edits") / "project"
+FOLDER = Path(__file__).with_name("code_edits")
 
 JOBS: dict[str, dict[str, Any]] = {
     "M": {"model": "mlp", "dataset": "digits"},
@@ -49,7 +49,6 @@ class Change:
     new: str
 
     def make(self, files: Files) -> dict[str, str]:
-        """Return the files after the change."""
         text = files.get(self.file, "")
         if not self.old:
             return {**files, self.file: f"{text}\n\n{self.new}\n".lstrip("\n")}
@@ -76,14 +75,12 @@ class Edit:
 
 
 def student_files() -> Files:
-    """Return the files of a project: the template's, with a language model beside the networks for
-    images."""
-    own = {name: (OWN if (OWN / name).exists() else INNER) / name for name in FILES}
-    return {name: path.read_text() for name, path in own.items()}
+    """Return the files of a project: the template's, with what project.txt adds."""
+    (added,) = read((FOLDER / "project.txt").read_text())
+    return changed({name: (INNER / name).read_text() for name in FILES}, added.before)
 
 
 def changed(files: Files, changes: list[Change]) -> Files:
-    """Return files after some changes."""
     for change in changes:
         files = change.make(files)
     return files
@@ -122,6 +119,7 @@ def read(text: str) -> Iterator[Edit]:
 
 EDITS = [
     edit
-    for file in sorted(Path(__file__).with_name("code_edits").glob("*.txt"))
+    for file in sorted(FOLDER.glob("*.txt"))
+    if file.name != "project.txt"
     for edit in read(file.read_text())
 ]

@@ -6,7 +6,6 @@ The job is that of replayed.py, at rest in one of several states.
 import copy
 import random
 import shutil
-import signal
 import traceback
 from collections import Counter
 from contextlib import suppress
@@ -16,16 +15,18 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 import replayed
+from attempts import At, signals
 from byte_damage import MUTATIONS
 from labjobs import layout
 from labjobs.files import read_record
 from labjobs.job import journal
 from labjobs.job.folder import owner_of
-from labjobs.job.terminal import Interrupted
 from labjobs.sweeps import states
 from labjobs.tracking import courier
 from labjobs.tracking.courier import Delivery, delivered
-from replayed import EVERY, TOTAL, Courier, Killed, Store, Training
+from labjobs.training.loop import Job
+from replayed import EVERY, TOTAL, Courier, Killed, Store, points_of
+from toy import Settings
 
 RECORDS = ("metrics.jsonl", "settings.json", "outcome.json", "lock", "sent.json", "code.json")
 STATES = {
@@ -64,6 +65,12 @@ class Came(NamedTuple):
 
     word: str
     about: str
+
+
+def killing(what: str, job: Job[Settings]) -> None:
+    """Kill the job before its last steps."""
+    if job.step == TOTAL - 3:
+        raise Killed
 
 
 class Damages:
@@ -117,16 +124,13 @@ class Damages:
     def _made(self, name: str, root: Path) -> State:
         shutil.rmtree(self._live, ignore_errors=True)
         Courier.store, Courier.away = Store(), name == "unsent"
-        Training.checkpoint_at = 5
-        Training.ends = {"killed": Killed(), "sent": Killed()}.get(name)
-        if name == "stopped":
-            Training.ends, Training.checkpoint_at = Interrupted(signal.SIGTERM), TOTAL // 2
+        at = At("step", TOTAL - 3) if name == "stopped" else None
         with suppress(Killed):
-            replayed.command(self._live)
+            replayed.command(self._live, killing if name in ("killed", "sent") else signals(at))
         if name == "sent":
             with replayed.here():
                 Delivery(self._folder).send()
-        Training.ends, Courier.away = None, False
+        Courier.away = False
         shutil.copytree(self._live, root)
         return State(root, copy.deepcopy(Courier.store))
 
@@ -172,7 +176,7 @@ class Damages:
             if status == 0:
                 break
         runs = [run for (job, _), run in Courier.store.runs.items() if job == self._id]
-        points = [(name, at, value) for run in runs for (name, at, _), value in run.points.items()]
+        points = [(*point, value) for run in runs for point, value in run.points.items()]
         run = ",".join(run.status for run in runs), frozenset().union(*(run.files for run in runs))
         return all_said, Result(status, self._on_disk(), Counter(points), run)
 
@@ -184,5 +188,4 @@ class Damages:
             return None
         if not said or said[-1].get("end") != "FINISHED":
             return None
-        points = [line for line in said if "metrics" in line]
-        return Counter((n, line["step"], v) for line in points for n, v in line["metrics"].items())
+        return Counter((*point, v) for line in said for point, v in points_of(line).items())

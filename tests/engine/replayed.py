@@ -1,10 +1,8 @@
-"""Attempts as they are, with stand-ins for what is slow: a training loop that logs known numbers, a
-store in memory and a courier in this process.
+"""Attempts at the toy project's jobs, with a store in memory and a courier in this process.
 
-Journal, records, locks and delivery are the engine's own.
+Training, journal, records, locks and delivery are the engine's own.
 """
 
-import json
 import logging
 import signal
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,18 +14,20 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from attempts import TIMES
 from labjobs.attempt import Attempt
 from labjobs.job import attempts
 from labjobs.job import journal as lines
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import handle_signals, log
-from labjobs.tracking import courier, mlflow_store
+from labjobs.tracking import costs, courier, mlflow_store
 from labjobs.tracking.stored_jobs import Known, StoredJob
-from toy import METRICS, Settings
+from toy import METRICS, Hook, Loop, Settings, factor
+from toy import STEPS as EVERY
 
-TOTAL, EVERY = 24, 8
-"""Steps of the job, and steps from one evaluation to the next."""
+TOTAL = 2 * EVERY
+"""Steps of the job; there is an evaluation in the middle and at the end."""
 
 SEED = 0
 """The job's seed, which is all that tells it from another."""
@@ -41,7 +41,7 @@ class Killed(BaseException):
 class Stored:
     """One run in the store."""
 
-    points: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    points: dict[tuple[str, int], float] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     files: set[str] = field(default_factory=set)
     status: str = ""
@@ -76,58 +76,22 @@ class Run(mlflow_store.Run):
         self.id = f"{self._job} {self._journal}"
 
     def log(self, sent: Iterable[Mapping[str, Any]]) -> None:
-        """Take points and tags; one point of the same step and time."""
         for line in sent:
-            for name, value in line.get("metrics", {}).items():
-                self._stored.points[name, line["step"], line["time"]] = value
+            self._stored.points.update(points_of(line))
             self._stored.tags.update(line.get("tags", {}))
 
     def add(self, folder: Path, names: Iterable[str]) -> None:
-        """Take files."""
         self._stored.files.update(names)
 
     def end(self, status: str) -> None:
-        """Be over."""
         self._stored.status = status
 
 
-class Training:
-    """A stand-in for training.job.Job: logs known numbers from its checkpoint on, which has its
-    step and how far the journal was."""
-
-    start = stop = close = nothing
-    checkpoint_at = 0
-    """The step of its checkpoint."""
-    ends: BaseException | None = None
-    """What ends it in the middle."""
-
-    def __init__(self, folder: JobFolder[Settings], **_how: object) -> None:
-        self.folder = folder
-
-    def train(self) -> dict[str, float]:
-        """Go on to the end, or until the job is killed."""
-        journal, checkpoint = self.folder.journal, self.folder.path / "last.pt"
-        done, lines = json.loads(checkpoint.read_text()) if checkpoint.exists() else (0, (0, 0))
-        journal.check_reaches(lines)
-        for step in range(done + 1, TOTAL + 1):
-            journal.metrics(step, {"train_loss": 1 / step, "lr": 0.1})
-            if step % EVERY == 0:
-                self.folder.path.joinpath("logged").mkdir(exist_ok=True)
-                self.folder.path.joinpath("logged", f"{step}.png").touch()
-                journal.files([f"logged/{step}.png"])
-                times = {"elapsed_seconds": float(step)}
-                journal.metrics(step, {"val_loss": 2 / step, **times}, of=TOTAL)
-            if step == Training.checkpoint_at:
-                checkpoint.write_text(json.dumps([step, journal.mark]))
-            if Training.ends and step == TOTAL // 2:
-                journal.flush()
-                raise Training.ends
-        return {"test_loss": 0.5}
-
-    def finish(self, results: Mapping[str, float]) -> dict[str, float]:
-        """Log the results."""
-        self.folder.journal.metrics(EVERY, {**results, "best_val_loss": 2 / TOTAL})
-        return dict(results)
+def points_of(line: Mapping[str, Any]) -> dict[tuple[str, int], float]:
+    """Return the points of a journal's line that are the same each time."""
+    others = {*TIMES, *costs.NAMES}
+    metrics = line.get("metrics", {})
+    return {(name, line["step"]): metrics[name] for name in metrics if name not in others}
 
 
 class Courier:
@@ -137,7 +101,6 @@ class Courier:
     folder: Path | None = None
 
     def carry(self, folder: Path) -> None:
-        """Begin to carry."""
         self.folder = folder
 
     def finish(self, seconds: float) -> str:
@@ -165,12 +128,13 @@ class Try(Attempt[Settings]):
         self._courier = Courier()  # type: ignore[assignment]
 
 
-def command(runs: Path) -> tuple[int, str]:
+def command(runs: Path, hook: Hook = lambda what, job: None) -> tuple[int, str]:
     """Give the job's command; return its exit status and what it printed."""
     folder = job(runs)
     with here() as said:
         try:
-            status = Try(folder).run(lambda job: job.train(), lambda job: None)  # type: ignore
+            check = lambda job: job.check_schedule(factor)  # noqa: E731
+            status = Try(folder).run(Loop(hook=hook).main, check)
         except SystemExit as left:
             status = int(str(left.code))
         finally:
@@ -184,8 +148,8 @@ def command(runs: Path) -> tuple[int, str]:
 
 
 def job(runs: Path) -> JobFolder[Settings]:
-    """Return the job, in a folder of runs."""
-    return JobFolder(Settings(seed=SEED), Runtime(device="cpu", runs_root=runs), METRICS)
+    how = Runtime(device="cpu", runs_root=runs, checkpoint_minutes=1e-9, quiet=True)
+    return JobFolder(Settings(seed=SEED, epochs=2, schedule="linear"), how, METRICS)
 
 
 _present = cache(attempts.present_code)
@@ -197,7 +161,6 @@ def here() -> Iterator[StringIO]:
     said = StringIO()
     with (
         patch("labjobs.attempt.Courier", Courier),
-        patch("labjobs.training.loop.Job", Training),
         patch("labjobs.job.attempts.present_code", _present),
         patch("labjobs.attempt.provenance.tags", lambda: {"commit": "1234abcd"}),
         patch.object(courier, "Run", Run),

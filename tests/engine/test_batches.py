@@ -43,7 +43,6 @@ def epoch(batches, number=1, done=0):
 
 
 def order(batches, number=1, done=0):
-    """The examples of an epoch."""
     return torch.cat([labels for _, labels in epoch(batches, number, done)]).tolist()
 
 

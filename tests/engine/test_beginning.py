@@ -43,16 +43,13 @@ def learnt(ended, after):
 
 def assert_goes_on(toy, first, whole, loop=None, runtime=None, stops=()):
     """Do a job in two parts, and hold the second one's end against a job that does all steps."""
-    straight = toy.run("straight", loop, runtime=runtime, **whole)
-    assert straight.status == 0, straight.said
-    short = toy.run("parts", loop, runtime=runtime, **{**whole, **first})
-    assert short.status == 0, short.said
+    straight = toy.done("straight", loop, runtime=runtime, **whole)
+    short = toy.done("parts", loop, runtime=runtime, **{**whole, **first})
     for stop in stops:
         settings = {**whole, "init_from": end_of(short)}
         stopped = toy.run("parts", loop, stop=stop, runtime=runtime, **settings)
         assert stopped.status == 143, stopped.said
-    long = toy.run("parts", loop, runtime=runtime, **whole, init_from=end_of(short))
-    assert long.status == 0, long.said
+    long = toy.done("parts", loop, runtime=runtime, **whole, init_from=end_of(short))
     steps = short.checkpoint("last.pt")["parts"]["job.position"]["step"]
     trained = [points for name, points in long.curves().items() if name.startswith("train_")]
     assert all(step > steps for points in trained for step, _ in points)
@@ -121,8 +118,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("first", "longer", "said"), REFUSED.values(), ids=REFUSED)
 def test_what_would_be_another_job_is_refused(toy, first, longer, said):
-    short = toy.run(**{"epochs": 2, **first})
-    assert short.status == 0, short.said
+    short = toy.done(**{"epochs": 2, **first})
     long = toy.run(**{"epochs": 4, **longer}, init_from=end_of(short))
     assert long.status == 2
     (line,) = [each for each in long.said.splitlines() if "run.py: " in each]
@@ -163,8 +159,7 @@ def test_a_last_state_that_cannot_be_read_is_refused(toy, harm):
     ],
 )
 def test_the_last_state_stays_where_a_longer_job_could_go_on(toy, settings, stays):
-    ended = toy.run(keep_last=False, **settings)
-    assert ended.status == 0, ended.said
+    ended = toy.done(keep_last=False, **settings)
     assert (ended.folder / "last.pt").exists() == stays
     assert journal.record_of(ended.folder, layout.TRAINED)["goes_on"] == stays
     assert not (ended.folder / "previous.pt").exists()
@@ -193,8 +188,7 @@ class Looks(Loop):
 def test_a_job_begins_with_the_best_weights_of_another(toy):
     first = toy.run(lr=0.1)
     looks = Looks()
-    second = toy.run(loop=looks, seed=1, epochs=1, ema=0.9, init_from=best_of(first))
-    assert second.status == 0, second.said
+    second = toy.done(loop=looks, seed=1, epochs=1, ema=0.9, init_from=best_of(first))
     best = plain(first.checkpoint("best.pt")["models"]["model"])
     assert looks.weights == looks.averaged == best
     assert f"--init-from {best_of(first)}: 9 of 9 weights of model are taken" in second.log
@@ -212,8 +206,7 @@ def wider():
 def test_what_does_not_fit_is_named(toy):
     first = toy.run(epochs=1)
     looks = Looks(network=wider)
-    second = toy.run(loop=looks, epochs=1, init_from=best_of(first))
-    assert second.status == 0, second.said
+    second = toy.done(loop=looks, epochs=1, init_from=best_of(first))
     best = plain(first.checkpoint("best.pt")["models"]["model"])
     assert {name for name in best if looks.weights.get(name) == best[name]} == {
         name for name in best if not name.startswith("4.")
@@ -232,10 +225,8 @@ def test_continued_it_does_not_begin_with_them_again(toy):
     first = toy.run(epochs=1)
     settings = {"epochs": 3, "seed": 1, "init_from": best_of(first)}
     assert toy.run("whole", stop=At("step", 9), **settings).status == 143
-    parts = toy.run("whole", **settings)
-    again = toy.run("whole", **settings, runtime={"force": True})
-    for each in (parts, again):
-        assert each.status == 0, each.said
+    parts = toy.done("whole", **settings)
+    again = toy.done("whole", **settings, runtime={"force": True})
     assert replace(parts, status=0).content() == again.content()
 
 

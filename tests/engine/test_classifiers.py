@@ -34,7 +34,6 @@ def make(name, *shape, pretrained=False) -> Normalized:
 
 
 def said(name, *shape, **options):
-    """What is wrong with a model, in one line."""
     with pytest.raises(SettingsError) as caught:
         make(name, *shape, **options)
     assert "\n" not in str(caught.value)

@@ -17,7 +17,6 @@ def template(tmp_path_factory):
 
 
 def digests(project: Project, edit: Edit) -> dict[str, str]:
-    """Return the digest of each job."""
     return {
         name: project.fingerprint({**BASE, **edit.settings, **settings}).digest
         for name, settings in edit.jobs.items()

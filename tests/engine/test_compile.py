@@ -44,8 +44,7 @@ def graphs(compile_by):
 def test_network_loss_and_measurements_are_one_region(toy, graphs, background):
     """One to train, one to evaluate, though last batches are smaller and a thread evaluates."""
     settings = {"accumulate": 2, "ema": 0.9, "background": background}
-    done = toy.run(runtime=COMPILED, **settings)
-    assert done.status == 0, done.said
+    done = toy.done(runtime=COMPILED, **settings)
     assert len(graphs) == 2
     for calls in graphs:
         text = " ".join(calls)
@@ -80,7 +79,6 @@ class Texts:
 
 
 def texts(count: int, length: int) -> Texts:
-    """Return a batch of random texts."""
     return Texts(torch.randint(20, (count, length)), torch.randint(3, (count,)))
 
 
@@ -127,8 +125,7 @@ class TwoForwards(Loop):
 
 
 def test_one_thread_evaluates_while_another_compiles(toy, graphs):
-    done = toy.run(loop=TwoForwards(), runtime=COMPILED, background=True)
-    assert done.status == 0, done.said
+    done = toy.done(loop=TwoForwards(), runtime=COMPILED, background=True)
     assert len(graphs) == 2
     assert done.curves() == toy.run("plain", background=True).curves()
 
@@ -171,8 +168,7 @@ class Broken(Loop):
 
 
 def test_what_slows_compiled_code_is_logged_in_a_line_with_its_place(toy, graphs):
-    done = toy.run(loop=Broken(), runtime=COMPILED)
-    assert done.status == 0, done.said
+    done = toy.done(loop=Broken(), runtime=COMPILED)
     place = f"{__file__}:{Broken.breaking.__code__.co_firstlineno + 1}"
     told = f"torch.compile: Graph break in user code at {place}: Graph Break Reason: "
     assert told in done.log

@@ -12,33 +12,12 @@ from torch import Tensor, nn
 
 
 class Scaled(nn.Module):
-    """Multiplies by a weight."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.tensor(2.0))
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
         return self.weight * x if y is None else {"sum": x + y, "more": (x > y, self.weight * y)}
-
-
-class IfPositive(Scaled):
-    """Looks at values."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight * x if x.sum() > 0 else x
-
-
-class Counted(Scaled):
-    """Has the number of examples as a number, in one of two ways."""
-
-    def __init__(self, by_len: bool) -> None:
-        super().__init__()
-        self.by_len = by_len
-
-    def forward(self, x: Tensor) -> Tensor:
-        count = len(x) if self.by_len else x.shape[0]
-        return self.weight * x.new_zeros(count, 3).index_add(0, torch.arange(count), x)
 
 
 def batch(examples: int) -> Tensor:
@@ -54,14 +33,6 @@ def test_inputs_that_are_no_tensors_are_refused(made):
 def test_inputs_that_do_not_grow_are_refused():
     with pytest.raises(JobError, match="the number of examples that it is asked for"):
         export.dynamic_shapes(lambda examples: torch.zeros(3))
-
-
-@pytest.mark.parametrize("network", [IfPositive(), Counted(by_len=True)], ids=["if", "len"])
-def test_code_that_looks_at_values_or_fixes_a_size_is_refused_in_one_line(network):
-    with pytest.raises(JobError, match=r"torch\.export cannot follow the network") as refused:
-        export.traced(network, batch)
-    assert len(str(refused.value).splitlines()) == 1
-    assert str(refused.value).endswith("`python jobs.py docs export` shows what to write instead")
 
 
 NAN, INF = math.nan, math.inf

@@ -127,10 +127,8 @@ def test_text_that_tex_sets_is_refused(draw):
         return fig, ""
 
     status, _, said = draw(of_all={"one": by_tex})
-    assert (status, said.splitlines()[0]) == (
-        1,
-        "one: its text is set by TeX, without TrueType fonts; leave text.usetex off",
-    )
+    assert status == 1
+    assert said.startswith("one: its text is set by TeX, without TrueType fonts; leave text.usetex")
 
 
 def test_what_is_left_out_for_one_reason_is_one_line(draw):
@@ -192,8 +190,9 @@ def test_predictions_that_are_not_of_classes_are_left_out(draw, store, tmp_path)
     assert "does not have an integer class below 1000 for each example" in said()
     np.savez(file, label=np.zeros(3, int), predicted=np.full(3, 5000))
     assert "does not have an integer class below 1000" in said()
-    np.savez(file, label=np.zeros(3, int), predicted=np.ones(3, int))
-    assert said() == ""
+    for kind in (bool, int):
+        np.savez(file, label=np.zeros(3, kind), predicted=np.ones(3, kind))
+        assert said() == ""
     (tmp_path / "spec.json").write_text('{"classes": ["cat", "dog"]}')
     place = [{"job_id": "x", "run_id": "", "job_folder": str(tmp_path)}]
     assert tables.predictions(pd.DataFrame(place)).classes == ["cat", "dog"]

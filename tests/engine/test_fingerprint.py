@@ -85,8 +85,8 @@ def test_a_part_says_what_it_is_and_by_what_it_was_reached(found):
     assert found.source("models:block").startswith("def block(")
     assert found.source("models:MODELS[convnet]").strip().startswith('"convnet": lambda')
     assert found.why("models:block") == (
-        "models:block <- models:ConvNet <- models:MODELS[convnet] <- models:make <- run:check"
-        " <- run:<module>"
+        "models:block <- models:ConvNet <- models:MODELS[convnet] <- models:named <- models:make"
+        " <- run:check <- run:<module>"
     )
     with pytest.raises(KeyError):
         found.source("models:MLP")

@@ -7,7 +7,6 @@ from labjobs.sweeps.gpus import Gpu
 
 @pytest.fixture
 def locks(tmp_path):
-    """The locks of five pretend GPUs."""
     made = {f"GPU-{name}": str(tmp_path / name) for name in "abcde"}
     for lock in made.values():
         for number in (0, 1):
@@ -34,6 +33,5 @@ def test_nvidia_smi_that_hangs_does_not_stop_a_sweep(tmp_path, monkeypatch, capf
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(gpus, "HANGS", 0.5)
     assert gpus.nvidia_smi("-L") == ""
-    assert capfd.readouterr().err == (
-        "nvidia-smi -L: no answer within 0.5 s; a GPU may be broken\n"
-    )
+    said = capfd.readouterr().err
+    assert said == "nvidia-smi -L: no answer within 0.5 s; a GPU may be broken\n"

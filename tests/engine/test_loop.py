@@ -30,8 +30,7 @@ from toy import STEPS, Loop
 )
 def test_when_it_evaluates_and_ends(toy, settings, evaluated):
     settings = settings | {"eval_every": Span(settings.get("eval_every", "1e"))}
-    done = toy.run(**settings, monitor="none")
-    assert done.status == 0, done.said
+    done = toy.done(**settings, monitor="none")
     assert steps_of(done, "val_loss") == evaluated
     assert [epoch for _, epoch in done.curves()["epoch"]] == [step / STEPS for step in evaluated]
     assert steps_of(done, "train_loss")[-1] == evaluated[-1]
@@ -43,8 +42,7 @@ def test_when_it_evaluates_and_ends(toy, settings, evaluated):
 
 
 def test_minutes_are_measured_and_kept(toy):
-    done = toy.run(minutes=0.005, eval_every=Span("10"))
-    assert done.status == 0, done.said
+    done = toy.done(minutes=0.005, eval_every=Span("10"))
     totals = [line.get("of") for line in done.journal() if "val_loss" in line.get("metrics", {})]
     assert totals[0] is None
     assert steps_of(done, "val_loss")[-1] == totals[-1] >= WARM_UP + TIMED
@@ -106,8 +104,7 @@ def test_nothing_monitored_keeps_the_last_weights(toy):
 
 
 def test_without_validation_data(toy):
-    done = toy.run(loop=Loop(val_on=None), monitor="none")
-    assert done.status == 0, done.said
+    done = toy.done(loop=Loop(val_on=None), monitor="none")
     assert done.checkpoint("best.pt")["step"] == 3 * STEPS
     assert not any(name.startswith("val_") for name in done.curves())
 

@@ -158,8 +158,7 @@ def test_steps_never_read_the_device(toy, monkeypatch, loader, background):
     monkeypatch.setattr("labjobs.training.meters.INTERVAL", 0)  # numbers leave at every step
     loop = Guarded(Reads(monkeypatch))
     settings = {"accumulate": 2, "ema": 0.9, "clip_norm": 0.1, "background": background}
-    done = toy.run(loop=loop, runtime={"loader": loader, "workers": 0, "log_every": 1}, **settings)
-    assert done.status == 0, done.said
+    done = toy.done(loop=loop, runtime={"loader": loader, "workers": 0, "log_every": 1}, **settings)
     assert loop.guarded == 3 * STEPS - 1
     assert len(done.curves()["train_norm"]) == 3 * STEPS
 
@@ -208,7 +207,6 @@ class Masked(Loop):
 
 
 def test_parts_are_weighted_by_the_elements_that_the_loss_is_a_mean_over(toy):
-    whole, parts = (toy.run(loop=Masked(), accumulate=n) for n in (1, 2))
-    assert whole.status == parts.status == 0, parts.said
+    whole, parts = (toy.done(loop=Masked(), accumulate=n) for n in (1, 2))
     weights = [run.checkpoint("last.pt")["parts"]["model"]["weight"] for run in (whole, parts)]
     assert torch.allclose(*weights, rtol=1e-6, atol=0)

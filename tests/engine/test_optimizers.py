@@ -40,9 +40,6 @@ def test_one_cycle_by_its_formula():
 def test_schedules_by_their_formulas(name, values):
     for done, value in zip((0, 0.25, 0.5, 0.75, 1), values, strict=True):
         assert at(name, done) == pytest.approx(value, abs=1e-12)
-
-
-def test_stable_then_decay():
     assert (at("wsd", 0.8), at("wsd", 0.9)) == (1, pytest.approx(1 - math.sqrt(0.5)))
 
 

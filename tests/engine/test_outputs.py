@@ -45,6 +45,11 @@ def kept(toy, make, *names, **how):
 
 
 POINTS, LABELS = VAL[:]
+EACH = "needs a value for each example, but has "
+
+
+def spread(labels):
+    return labels.byte().view(-1, 1, 1, 1).expand(-1, 3, 4, 5)
 
 
 @pytest.mark.parametrize(
@@ -54,10 +59,7 @@ POINTS, LABELS = VAL[:]
         (lambda points, labels: points.double().t().contiguous().t(), POINTS.double()),
         (lambda points, labels: points.bfloat16(), POINTS.bfloat16().float()),
         (lambda points, labels: points.requires_grad_() * 2, POINTS * 2),
-        (
-            lambda points, labels: labels.byte().view(-1, 1, 1, 1).expand(-1, 3, 4, 5),
-            LABELS.byte().view(-1, 1, 1, 1).expand(-1, 3, 4, 5),
-        ),
+        (lambda points, labels: spread(labels), spread(LABELS)),
         (lambda points, labels: points[:, :0], POINTS[:, :0]),
     ],
 )
@@ -134,30 +136,12 @@ def test_the_place_is_not_said_where_it_is_not_certain(toy, loop):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (
-            lambda p, y: {"label": y, "predicted": y[1:]},
-            "needs a value for each example, but has 8 of label, 7 of predicted",
-        ),
-        (
-            lambda p, y: {"label": y, "boxes": [p[0]]},
-            "needs a value for each example, but has 8 of label, 1 of boxes",
-        ),
-        (
-            lambda p, y: {"loss": p.mean()},
-            "loss must be a tensor (B, …), or a list with a tensor (L, …) for each example",
-        ),
-        (
-            lambda p, y: {"count": len(y)},
-            "count must be a tensor (B, …), or a list with a tensor (L, …) for each example",
-        ),
-        (
-            lambda p, y: {"label": y} if len(y) == 8 else {"labels": y},
-            "labels, after label of another batch; keep the same of each",
-        ),
-        (
-            lambda p, y: {"value": p[:, : len(y)]},
-            "value of an example is (4,) float32, after (6,) float32; if the lengths differ",
-        ),
+        (lambda p, y: {"label": y, "predicted": y[1:]}, f"{EACH}8 of label, 7 of predicted"),
+        (lambda p, y: {"label": y, "boxes": [p[0]]}, f"{EACH}8 of label, 1 of boxes"),
+        (lambda p, y: {"loss": p.mean()}, "loss must be a tensor (B, …), or a list with a tensor"),
+        (lambda p, y: {"count": len(y)}, "count must be a tensor (B, …), or a list with a tensor"),
+        (lambda p, y: {"labels" if len(y) < 8 else "label": y}, "labels, after label of another"),
+        (lambda p, y: {"value": p[:, : len(y)]}, "value of an example is (4,) float32, after (6,)"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(toy, make, said):

@@ -48,7 +48,6 @@ def band(ax):
 
 
 def labelled(ax):
-    """The lines with a label."""
     return [line for line in ax.lines if not str(line.get_label()).startswith("_")]
 
 

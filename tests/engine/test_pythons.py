@@ -1,25 +1,21 @@
-"""The code's fingerprint on other versions of Python: for the same edits it is the same."""
+"""The code's fingerprint on other versions of Python: for the same code it is the same."""
 
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from code_edits import EDITS, INNER, changed, student_files, write
+from code_edits import INNER, JOBS, student_files, write
 
 DIGESTS = """
 import json, sys
 from pathlib import Path
 from labjobs.evidence.fingerprint import Project
-found = {}
-for folder in sorted(Path(sys.argv[1]).iterdir()):
-    for name, settings in json.loads((folder / "jobs.json").read_text()).items():
-        found[f"{folder.name} {name}"] = Project(folder).fingerprint(settings).digest
-print(json.dumps(found))
+root, *jobs = sys.argv[1:]
+print([Project(Path(root)).fingerprint(json.loads(job)).digest for job in jobs])
 """
 
 
@@ -33,38 +29,17 @@ def python(version: str) -> str | None:
     return None
 
 
-@pytest.fixture(scope="module")
-def projects(tmp_path_factory, request):
-    """A folder of edited projects, `--edits` of them, and a package that stands in for MLflow."""
-    root = tmp_path_factory.mktemp("projects")
-    count = min(len(EDITS), request.config.getoption("--edits"))
-    for number, edit in enumerate(random.Random(0).sample(EDITS, count)):
-        files = changed(changed(student_files(), edit.before), edit.edit)
-        folder = write(root / "edits" / f"{number:03}", files)
-        jobs = {name: {**edit.settings, **settings} for name, settings in edit.jobs.items()}
-        (folder / "jobs.json").write_text(json.dumps(jobs))
-    write(root / "stand-in", {"mlflow/__init__.py": ""})
-    return root
-
-
-@pytest.fixture(scope="module")
-def here(projects):
-    """The digests by this Python."""
-    return digests(projects, sys.executable)
-
-
-def digests(projects: Path, python: str) -> dict[str, str]:
-    """The digest of each job of each project."""
-    env = {"PYTHONPATH": f"{INNER}:{projects / 'stand-in'}", "PATH": os.environ["PATH"]}
-    command = [python, "-c", DIGESTS, str(projects / "edits")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("version", ["3.12", "3.13", "3.14"])
-def test_it_is_the_same(projects, here, version):
+def test_it_is_the_same(tmp_path, version):
     if (other := python(version)) is None:
         pytest.skip(f"there is no Python {version} here")
-    assert here and digests(projects, other) == here
+    project = write(tmp_path / "project", student_files())
+    write(tmp_path / "stand-in", {"mlflow/__init__.py": ""})
+    env = {"PYTHONPATH": f"{INNER}:{tmp_path / 'stand-in'}", "PATH": os.environ["PATH"]}
+    words = ["-c", DIGESTS, str(project), *map(json.dumps, JOBS.values())]
+    one, two = (
+        subprocess.run([each, *words], env=env, capture_output=True, text=True, check=True).stdout
+        for each in (sys.executable, other)
+    )
+    assert one == two != ""

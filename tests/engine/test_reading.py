@@ -53,7 +53,6 @@ def make(dataset, loader="workers", workers=1):
 
 
 def order(batches, epoch=0):
-    """The examples of an epoch."""
     return [n for (_, labels), _ in batches.from_position(epoch, 0) for n in labels.tolist()]
 
 

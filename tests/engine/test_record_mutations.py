@@ -1,13 +1,9 @@
 """Random damage to a job's files: none is taken silently, none ends in a traceback."""
 
-import json
 import os
 import random
-from typing import Any
 
 import pytest
-from labjobs import layout
-from labjobs.job import journal
 from record_mutations import RECORDS, Damages
 
 COUNT = 240
@@ -26,19 +22,3 @@ def test_no_damage_is_taken_silently_or_ends_in_a_traceback(damages, record, mon
     chance = random.Random(record)
     came = [damages.try_one(record, chance) for _ in range(COUNT // len(RECORDS))]
     assert [each.about for each in came if each.word in ("silent", "traceback")] == []
-
-
-def test_without_a_checksum_some_would_be_taken(damages, monkeypatch):
-    """So the others can fail."""
-
-    def unchecked(line: bytes, seed: int) -> dict[str, Any]:
-        try:
-            found = json.loads(line)
-        except ValueError:
-            return {}
-        return found if isinstance(found, dict) and "line" in found else {}
-
-    monkeypatch.setattr(os, "fsync", lambda file: None)
-    monkeypatch.setattr(journal, "decoded", unchecked)
-    chance = random.Random(0)
-    assert any(damages.try_one(layout.JOURNAL, chance).word == "silent" for _ in range(COUNT))

@@ -18,13 +18,11 @@ VAL_BATCHES = 3
 
 def assert_continues(toy, *stops, loop=None, runtime=None, **settings):
     """Stop a job at these moments in turn, and hold its end against an undisturbed one."""
-    whole = toy.run("whole", loop, runtime=runtime, **settings)
-    assert whole.status == 0, whole.said
+    whole = toy.done("whole", loop, runtime=runtime, **settings)
     for stop in stops:
         stopped = toy.run("parts", loop, stop=stop, runtime=runtime, **settings)
         assert stopped.status == 143, stopped.said
-    parts = toy.run("parts", loop, runtime=runtime, **settings)
-    assert parts.status == 0, parts.said
+    parts = toy.done("parts", loop, runtime=runtime, **settings)
     assert parts.content() == whole.content()
 
 
@@ -66,8 +64,7 @@ def test_minutes_become_a_number_of_steps_that_an_interruption_does_not_change(t
     stopped = toy.run("parts", stop=At("step", WARM_UP + TIMED), minutes=0.01)
     assert stopped.status == 143, stopped.said
     total = stopped.checkpoint("last.pt")["parts"]["job.length"]["_measured"]
-    whole = toy.run("parts", minutes=0.01)
-    assert whole.status == 0, whole.said
+    whole = toy.done("parts", minutes=0.01)
     steps = toy.run("steps", steps=total, runtime={"log_every": UNKNOWN})
     assert whole.curves() == steps.curves()
     assert whole.curves()["train_loss"][0][0] == UNKNOWN
@@ -172,15 +169,12 @@ class WithPart(Loop):
 
 def test_a_part_that_an_older_checkpoint_lacks_begins_anew_and_says_so(toy):
     toy.run("parts", stop=At("step", 9))
-    again = toy.run("parts", WithPart())
-    assert again.status == 0, again.said
+    again = toy.done("parts", WithPart())
     assert "the checkpoint has no extra" in again.said
     assert "extra" in again.checkpoint("last.pt")["parts"]
 
 
 class Larger(Loop):
-    """A loop whose model has grown."""
-
     def train(self, job, forward, model, batches, val):
         super().train(job, forward, nn.Sequential(model, nn.Linear(3, 3)), batches, val)
 

@@ -23,8 +23,6 @@ METRICS = {"loss": Metric(better="lower"), "mae": Metric(better="lower", range=(
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a project may have."""
-
     # Data
     dataset: Literal["digits", "mnist"] = "digits"
     """What to learn from, 100% of it."""
@@ -74,17 +72,17 @@ def refusal(*words, kind=Settings):
 def changed(*new, without=(), former=None):
     """The settings after a student has added, changed and deleted fields."""
     names = {name for name, _, _ in new} | {*without}
-    kept = [(f.name, f.type, copied(f)) for f in fields(Settings) if f.name not in names]
+    kept = [
+        (f.name, f.type, dataclasses.field(default=f.default, metadata=f.metadata))
+        for f in fields(Settings)
+        if f.name not in names
+    ]
     return dataclass_of(*kept, *new, former=former)
 
 
 def dataclass_of(*declared, former=None):
     namespace = {"FORMER": former or {}}
     return make_dataclass("Settings", declared, namespace=namespace, frozen=True, kw_only=True)
-
-
-def copied(field):
-    return dataclasses.field(default=field.default, metadata=field.metadata)
 
 
 # Values
@@ -139,11 +137,7 @@ def test_text_is_passed_on_exactly(note):
         ("--limit few", "--limit few: must be none or a whole number"),
         ("--dataset svhn", "--dataset svhn: must be digits or mnist"),
         ("--pretrained maybe", "--pretrained maybe: must be on or off"),
-        (
-            "--monitor val_mea",
-            "--monitor val_mea: METRICS in settings.py has no mea (did you mean val_mae?); "
-            "add a line if it is measured",
-        ),
+        ("--monitor val_mea", "--monitor val_mea: METRICS in settings.py has no mea (did you mean"),
         ("--steps 5 --epochs 3", "--epochs and --steps: give only one of them"),
         ("--seed 13", "--seed 13: brings bad luck"),
         ("--note \udce9", "--note \udce9: must be text in UTF-8"),
@@ -151,7 +145,7 @@ def test_text_is_passed_on_exactly(note):
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(words, line):
-    assert refusal(*words.split()) == line
+    assert refusal(*words.split()).startswith(line)
 
 
 SPAN = "must be a number of steps such as 500, or of epochs such as 2e or 0.5e"
@@ -256,10 +250,8 @@ class Begun:
 
 def test_weights_are_named_by_the_job_that_has_learnt_them(capsys):
     best, last = (parse("--init-from", text, kind=Begun) for text in (FIRST, f"{FIRST}:last"))
-    assert [(each.init_from.job, each.init_from.last) for each in (best, last)] == [
-        (FIRST, False),
-        (FIRST, True),
-    ]
+    assert (best.init_from.job, best.init_from.last) == (FIRST, False)
+    assert (last.init_from.job, last.init_from.last) == (FIRST, True)
     for settings in (best, last):
         assert inputs(settings) == {FIRST: "--init-from"}
         assert restore(Begun, json.loads(json.dumps(identity(settings)))) == settings
@@ -316,15 +308,8 @@ def test_names_of_a_registry_are_known_without_importing_it(with_registry, sourc
     assert "One of mlp, vit. (default: mlp)" in shown_help(kind, capsys)
 
 
-def test_a_registry_may_be_a_package_and_is_read_once(with_registry, tmp_path):
-    kind = with_registry(REGISTRIES["a dict"], "parts/__init__.py")
-    assert parse(kind=kind).model == "mlp"
-    (tmp_path / "parts" / "__init__.py").unlink()  # not asked again for each job of a sweep
-    assert parse("--model", "vit", kind=kind).model == "vit"
-
-
-def test_other_names_may_be_allowed(with_registry, capsys):
-    kind = with_registry(REGISTRIES["a dict"], others="any classifier")
+def test_a_registry_may_be_a_package_and_other_names_allowed(with_registry, capsys):
+    kind = with_registry(REGISTRIES["a dict"], "parts/__init__.py", others="any classifier")
     assert parse("--model", "resnet18", kind=kind).model == "resnet18"
     assert "One of mlp, vit, or any classifier." in shown_help(kind, capsys)
 
@@ -341,11 +326,9 @@ def test_other_names_may_be_allowed(with_registry, capsys):
 )
 def test_a_registry_that_cannot_be_read_is_named(with_registry, source, line):
     assert refusal(kind=with_registry(source)).startswith(line)
-
-
-def test_a_registry_that_is_not_there_is_named(with_registry):
-    line = "parts.NAMES: there is no parts.py in the project"
-    assert refusal(kind=with_registry("", "other.py")) == line
+    nowhere = "parts.NAMES: there is no parts.py in the project"
+    (Path(registries.CODE) / "parts.py").unlink()
+    assert refusal(kind=with_registry(source, "other.py")) == nowhere
 
 
 # What a change in settings.py does to ids
@@ -378,53 +361,50 @@ def test_every_setting_counts_but_a_replaced_one():
     assert job_id(Settings(steps=3, epochs=1)) == job_id(Settings(steps=3, epochs=2))
 
 
-def test_another_default_leaves_the_meaning_of_ids():
-    kind = changed(("lr", float, setting(3e-3, above=0)))
-    assert id_of(kind=kind) == id_of("--lr 3e-3")
-    assert id_of("--lr 1e-3", kind) == id_of()
-
-
-def test_a_setting_added_with_a_neutral_value_leaves_ids():
-    kind = changed(("dropout", float, added(0.1, neutral=0.0, at_least=0)))
-    assert id_of("--dropout 0", kind) == id_of()
-    assert id_of("--dropout 0 --lr 1", kind) == id_of("--lr 1")
-    assert len({id_of(words, kind) for words in ("", "--dropout 0.2", "--dropout 0")}) == 3
-    assert since(kind)["neutral"] == {"dropout": 0}
-
-
-def test_a_renamed_setting_keeps_ids_and_its_former_flag_says_so():
-    kind = changed(("rate", float, setting(1e-3, formerly="lr")), without=["lr"])
-    assert id_of(kind=kind) == id_of()
-    assert id_of("--rate 1", kind) == id_of("--lr 1")
-    assert refusal("--lr", "1", kind=kind) == "--lr: is now --rate"
-    assert refusal("--lr=1", kind=kind) == "--lr: is now --rate"
-
-
-def test_a_deleted_setting_keeps_the_ids_of_jobs_that_do_as_today():
-    kind = changed(without=["lr"], former={"lr": 0.01})
-    assert id_of(kind=kind) == id_of("--lr 1e-2")
-    assert id_of("--seed 1", kind) == id_of("--lr 1e-2 --seed 1")
-    assert refusal("--lr", "1", kind=kind) == "--lr: was deleted; see FORMER in Settings"
-    assert id_of(kind=changed(without=["lr"])) not in {id_of(), id_of("--lr 1e-2")}
-
-
 CHANGES = {
-    "default": changed(("lr", float, 3e-3)),
-    "added": changed(("dropout", float, added(0.1, neutral=0.0))),
-    "renamed": changed(("rate", float, setting(1e-3, formerly="lr")), without=["lr"]),
-    "deleted": changed(without=["lr"], former={"lr": 0.5}),
+    "default": (changed(("lr", float, 3e-3)), {"": "--lr 3e-3", "--lr 1e-3": ""}),
+    "added": (
+        changed(("dropout", float, added(0.1, neutral=0.0))),
+        {"--dropout 0": "", "--dropout 0 --lr 1": "--lr 1"},
+    ),
+    "renamed": (
+        changed(("rate", float, setting(1e-3, formerly="lr")), without=["lr"]),
+        {"": "", "--rate 1": "--lr 1"},
+    ),
+    "deleted": (
+        changed(without=["lr"], former={"lr": 0.5}),
+        {"": "--lr 0.5", "--seed 1": "--lr 0.5 --seed 1"},
+    ),
 }
+"""Settings after a change, and words that name the same job then as others before."""
+
+
+@pytest.mark.parametrize(("kind", "alike"), CHANGES.values(), ids=CHANGES)
+def test_ids_stay_what_they_were(kind, alike):
+    for now, before in alike.items():
+        assert id_of(now, kind) == id_of(before)
+
+
+def test_what_was_added_renamed_or_deleted_is_known():
+    with_dropout, with_rate, without_lr = (CHANGES[n][0] for n in ("added", "renamed", "deleted"))
+    words = ("", "--dropout 0.2", "--dropout 0")
+    assert len({id_of(each, with_dropout) for each in words}) == 3
+    assert since(with_dropout)["neutral"] == {"dropout": 0}
+    for flag in (["--lr", "1"], ["--lr=1"]):
+        assert refusal(*flag, kind=with_rate) == "--lr: is now --rate"
+        assert refusal(*flag, kind=without_lr) == "--lr: was deleted; see FORMER in Settings"
+    assert id_of(kind=changed(without=["lr"])) not in {id_of(), id_of("--lr 0.5")}
 
 
 @pytest.mark.parametrize(
     "words", ["", "--steps 7", "--betas 1,0 --limit 3 --warmup 2e --pretrained"]
 )
-@pytest.mark.parametrize("kind", CHANGES.values(), ids=CHANGES)
-def test_a_stored_job_is_the_same_one_under_later_settings(kind, words):
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_stored_job_is_the_same_one_under_later_settings(change, words):
     job = parse("--lr", "0.5", *words.split())
     stored = json.loads(json.dumps(identity(job)))
     assert job_id(restore(Settings, stored)) == job_id(job)
-    assert job_id(restore(kind, stored)) == job_id(job)
+    assert job_id(restore(CHANGES[change][0], stored)) == job_id(job)
 
 
 @pytest.mark.parametrize(
@@ -432,16 +412,13 @@ def test_a_stored_job_is_the_same_one_under_later_settings(kind, words):
     [
         (changed(without=["lr"]), "lr=0.5: no longer a setting of this project"),
         (changed(without=["lr"], former={"lr": 1}), "lr=0.5: no longer a setting of this project"),
-        (
-            changed(("width", int, 3)),
-            "the job ran before the setting width existed, which has no neutral value",
-        ),
+        (changed(("width", int, 3)), "the job ran before the setting width existed, which has no"),
     ],
 )
 def test_a_stored_job_that_cannot_be_said_any_longer_is_refused(kind, line):
     with pytest.raises(SettingsError) as caught:
         restore(kind, identity(Settings(lr=0.5)))
-    assert str(caught.value) == line
+    assert str(caught.value).startswith(line)
 
 
 def test_a_job_is_called_by_its_seed_and_what_is_not_default():

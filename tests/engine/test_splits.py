@@ -138,38 +138,30 @@ def test_the_same_arguments_give_the_same_objects():
     assert fold(examples, 1, 4, 0, tensor) is not fold(examples, 1, 4, 0, tensor.clone())
 
 
-def test_what_is_too_few_is_refused_in_one_line():
-    five, labels = dataset(5), ["cat", "cat", "cat", "cat", "dog"]
-    assert refusal(split, five, 0.4, 0, labels=labels) == (
-        "--dataset: 1 examples with the label 'dog' are too few to hold out a fraction of 0.4"
-    )
-    assert places(split(five, 0.2, 0, groups=labels)[1]).tolist() == [4]
-    assert refusal(split, five, 0.2, 0, groups=["one"] * 5) == (
-        "--dataset: 1 groups are too few to hold out a fraction of 0.2"
-    )
-    assert refusal(fold, five, 1, 6, 0) == "--dataset: 5 examples are too few for 6 folds"
-    assert refusal(fold, five, 1, 3, 0, groups=labels) == (
-        "--dataset: 2 groups are too few for 3 folds"
-    )
-    assert refusal(fold, five, 1, 2, 0, labels) == (
-        "--dataset: 1 examples with the label 'dog' are too few for 2 folds"
-    )
-    assert refusal(fold, five, 4, 3, 0) == "--fold 4: must be from 1 to 3"
-    assert refusal(fold, five, 1, 1, 0) == "folds 1: must be at least 2"
+FIVE, FOUR, NAMES = dataset(5), dataset(4), ["cat", "cat", "cat", "cat", "dog"]
+REFUSED = {
+    "1 examples with the label 'dog' are too few to hold out a fraction of 0.4": (
+        *(split, FIVE, 0.4, 0, NAMES),
+    ),
+    "1 groups are too few to hold out a fraction of 0.2": (split, FIVE, 0.2, 0, None, ["a"] * 5),
+    "5 examples are too few for 6 folds": (fold, FIVE, 1, 6, 0),
+    "2 groups are too few for 3 folds": (fold, FIVE, 1, 3, 0, None, NAMES),
+    "1 examples with the label 'dog' are too few for 2 folds": (fold, FIVE, 1, 2, 0, NAMES),
+    "2 labels for 4 examples; give one each": (split, FOUR, 0.5, 0, [0, 1]),
+    "the group 'a' has several labels": (split, FOUR, 0.5, 0, [0, 1, 0, 1], [*"aabb"]),
+    "labels: unhashable type: 'list'; give a number": (fold, FOUR, 1, 2, 0, torch.zeros(4, 2)),
+}
 
 
-def test_what_does_not_fit_is_refused_in_one_line():
-    four = dataset(4)
-    assert refusal(split, four, 0.5, 0, labels=[0, 1]) == (
-        "--dataset: 2 labels for 4 examples; give one each"
-    )
-    assert refusal(split, four, 0.5, 0, [0, 1, 0, 1], ["a", "a", "b", "b"]) == (
-        "--dataset: the group 'a' has several labels"
-    )
-    assert refusal(fold, four, 1, 2, 0, torch.zeros(4, 2)) == (
-        "--dataset: labels: unhashable type: 'list'; give a number, a text or a tuple for each "
-        "example"
-    )
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_is_too_few_or_does_not_fit_is_refused_in_one_line(said):
+    assert refusal(*REFUSED[said]).startswith(f"--dataset: {said}")
+
+
+def test_folds_are_counted_from_1():
+    assert places(split(FIVE, 0.2, 0, groups=NAMES)[1]).tolist() == [4]
+    assert refusal(fold, FIVE, 4, 3, 0) == "--fold 4: must be from 1 to 3"
+    assert refusal(fold, FIVE, 1, 1, 0) == "folds 1: must be at least 2"
 
 
 def test_a_group_on_both_sides_is_refused_wherever_the_parts_come_from():
@@ -181,12 +173,10 @@ def test_a_group_on_both_sides_is_refused_wherever_the_parts_come_from():
     said = refusal(check_groups, patients, train=train, test=test)
     assert said.startswith("--dataset: a group is in two parts: 'p") and "train and test" in said
     mine = torch.utils.data.Subset(examples, [0, 2]), torch.utils.data.Subset(examples, [1, 3])
-    assert refusal(check_groups, patients, val=mine[0], test=mine[1]) == (
-        "--dataset: a group is in two parts: 'p1' in val and test, and 1 more"
-    )
-    assert refusal(check_groups, patients, train=examples, test=["p9", "p3"]) == (
-        "--dataset: a group is in two parts: 'p3' in train and test"
-    )
-    assert refusal(check_groups, patients, train=examples, test=dataset(6)) == (
-        "--dataset: its parts come from several datasets; give groups for each part"
-    )
+    both = "a group is in two parts: "
+    for parts, why in (
+        ({"val": mine[0], "test": mine[1]}, f"{both}'p1' in val and test, and 1 more"),
+        ({"train": examples, "test": ["p9", "p3"]}, f"{both}'p3' in train and test"),
+        ({"train": examples, "test": dataset(6)}, "its parts come from several datasets; give"),
+    ):
+        assert refusal(check_groups, patients, **parts).startswith(f"--dataset: {why}")

@@ -44,6 +44,7 @@ def test_finished_jobs_and_no_others():
 def test_both_ways_of_reading_agree(store, monkeypatch):
     far = store.job("far", {"val_loss": [math.inf, -math.inf, math.nan]})
     jobs = stored_jobs.jobs("sweep")
+    assert len(jobs) == 4  # those that have finished
     runs = [far, *(job["run_id"] for job in jobs)]
     for seed, status in enumerate(("FAILED", "KILLED", "FINISHED")):
         store.job("tries", {}, status=status, mark=status == "FINISHED", seed=seed, lr=0.1)

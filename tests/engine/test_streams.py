@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from attempts import At
 from labjobs.data import batches as loaders
 from labjobs.data.streams import Place
 from labjobs.errors import JobError, SettingsError
+from labjobs.settings import Span
+from test_resume import assert_continues
 from torch.utils.data import IterableDataset
+from toy import DATA, EXAMPLES, Loop
 
 CPU = torch.device("cpu")
 SIZE = 4
@@ -133,3 +137,44 @@ def test_what_a_stream_does_not_have_is_refused():
     trained(make("sharded", 4), 4, place)
     with pytest.raises(JobError, match="has 1 parts, but it had 4"):
         trained(make("sharded", 1), 1, place)
+
+
+def loop_over(kind: type[Numbers], loop: type[Loop] = Loop) -> Loop:
+    """A loop that trains on a stream of the toy project's examples."""
+
+    class Examples(kind):
+        def __iter__(self):
+            return (DATA[number] for number in super().__iter__())
+
+    return loop(train_on=Examples([range(EXAMPLES)]), shuffle=False)
+
+
+class Named(Loop):
+    """Trains on batches of words."""
+
+    def batches(self, job):
+        return job.batches(self.train_on, SIZE, collate=lambda examples: ["word"] * len(examples))
+
+
+@pytest.mark.parametrize("kind", [Numbers, Stateful])
+def test_a_job_goes_on_with_the_next_example(toy, kind):
+    stops, length = (At("step", 3), At("batch", 2)), {"steps": 20, "eval_every": Span("6")}
+    assert_continues(toy, *stops, loop=loop_over(kind), runtime={"workers": 1}, **length)
+    said = (toy.run("parts", loop_over(kind), **length).folder / "log.txt").read_text()
+    assert ("examples were read again and skipped in" in said) == (kind is Numbers)
+
+
+SHORT = {"steps": 9, "eval_every": Span("3")}
+
+
+@pytest.mark.parametrize(
+    ("settings", "loop", "status", "said"),
+    [
+        ({}, Loop, 2, "--epochs: this data has no epochs; use --steps or --minutes"),
+        ({"steps": 9}, Loop, 2, "--eval-every: this data has no epochs; give a number of steps"),
+        (SHORT | {"accumulate": 2}, Named, 1, "--accumulate: this batch cannot be split"),
+    ],
+)
+def test_what_a_job_on_a_stream_cannot_do_is_refused(toy, settings, loop, status, said):
+    done = toy.run(loop=loop_over(Numbers, loop), **settings)
+    assert done.status == status and said in done.said

@@ -104,19 +104,21 @@ class Loop:
     shuffle: bool = True
 
     def main(self, job: Job[Settings]) -> Mapping[str, float]:
-        """Train; return the results of the best weights."""
         settings = job.settings
         model = self.network().to(job.device)
         job.init(model=model)
-        batches = job.batches(self.train_on, settings.batch_size, shuffle=self.shuffle)
+        batches = self.batches(job)
         val = job.batches(self.val_on, settings.batch_size)
         prepared = job.prepare(self.forward, settings.precision)
         self.train(job, prepared, model, batches, val)
         job.load_best(model=model)
         return self.evaluate(model, job, prepared, val, "test")
 
+    def batches(self, job: Job[Settings]) -> Any:
+        """Return what there is to train on."""
+        return job.batches(self.train_on, job.settings.batch_size, shuffle=self.shuffle)
+
     def train(self, job: Job[Settings], forward: Any, model: Any, batches: Any, val: Any) -> None:
-        """Fit the model."""
         settings = job.settings
         optimizer = torch.optim.SGD(model.parameters(), settings.lr, settings.momentum, fused=True)
         ema = EMA(model, settings.ema)
@@ -140,7 +142,6 @@ class Loop:
     def step(
         self, job: Job[Settings], forward: Any, model: Any, batch: Any, optimizer: Any
     ) -> None:
-        """Take one optimizer step."""
         settings = job.settings
         scale = factor(settings, job, 0)
         for group in optimizer.param_groups:
@@ -169,7 +170,6 @@ class Loop:
     def evaluate(
         self, model: Any, job: Job[Settings], forward: Any, batches: Any, part: str
     ) -> dict[str, float]:
-        """Return the means of what is measured."""
         model.eval()
         means = Means()
         for batch in batches or ():

@@ -21,7 +21,6 @@ import sys
 
 
 def install() -> None:
-    """Have this process see STAND_IN_GPUS GPUs."""
     if os.environ.get("STAND_IN_GPUS"):
         from stand_in.hook import AfterImport
 

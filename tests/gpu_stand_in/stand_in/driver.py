@@ -43,8 +43,6 @@ class Properties:
 
 
 class ThisThread(threading.local):
-    """The current device and streams of a thread."""
-
     def __init__(self) -> None:
         self.device = 0
         self.streams: dict[int, int] = {}
@@ -97,7 +95,6 @@ class Driver:
         return index
 
     def set_device(self, index: int) -> None:
-        """Make a GPU this thread's current one."""
         self.thread.device = self.check(index)
 
     def exchange(self, index: int) -> int:
@@ -108,7 +105,6 @@ class Driver:
         return before
 
     def waited(self) -> None:
-        """The host waits for the GPU."""
         if self.sync_mode == 2:
             raise RuntimeError("called a synchronizing CUDA operation")
         if self.sync_mode == 1:
@@ -122,7 +118,6 @@ GENERATORS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def replace(c: ModuleType) -> None:
-    """Replace those functions of torch._C."""
     for name, function in (_devices(c) | _queues(c) | _memory()).items():
         setattr(c, name, function)
     c._cudart.cudaMemGetInfo = lambda device: (MEMORY // 2, MEMORY)
@@ -177,7 +172,6 @@ def _devices(c: Any) -> dict[str, Any]:
 
 
 def key(stream: Any) -> tuple[int, int]:
-    """Return a stream as late.py knows it."""
     return stream.device_index, stream.stream_id
 
 

@@ -65,7 +65,6 @@ atexit.register(memory.clear)  # before the modules that its tensors need are go
 
 
 def mark_step_begin() -> None:
-    """What torch.compiler.cudagraph_mark_step_begin does."""
     memory.marks += 1
 
 
@@ -88,7 +87,6 @@ class _Returned(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, value: Tensor) -> Tensor:
-        """Put it into their memory."""
         memory.pending |= context.needs_input_grad[0]
         kept = memory.keep(value).view_as(value)
         if not value.is_floating_point():
@@ -97,7 +95,6 @@ class _Returned(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        """Pass the gradient on."""
         memory.pending = False
         return gradient
 
@@ -128,6 +125,5 @@ def _on_gpu(value: Any) -> bool:
 
 
 def _spoil(tensor: Tensor) -> None:
-    """Write over a tensor."""
     with torch.no_grad():
         tensor.fill_(float("nan") if tensor.is_floating_point() else 1)

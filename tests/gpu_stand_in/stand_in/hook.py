@@ -32,11 +32,9 @@ class _Then(Loader):
         self._loader = loader
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Make the module."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Load the module, then change it."""
         self._loader.exec_module(module)
         if module.__name__ == "torch._C":
             from stand_in import driver

@@ -51,7 +51,6 @@ class Mark:
     then: list[Task] = field(default_factory=list)
 
     def reached(self) -> None:
-        """The stream has come this far."""
         self.done = True
         for task in self.then:
             task()
@@ -82,13 +81,11 @@ class Late:
             return self._chance.random()
 
     def put(self, task: Task, stream: Stream) -> None:
-        """Queue a task on a stream."""
         with self.lock:
             self._streams[stream].append(task)
             self.ahead = max(self.ahead, sum(len(self._streams[name]) for name in self._known()))
 
     def mark(self, stream: Stream) -> Mark:
-        """Return a mark at the end of a stream."""
         mark = Mark()
         self.put(mark.reached, stream)
         return mark
@@ -105,25 +102,21 @@ class Late:
                 pass
 
     def until(self, mark: Mark) -> None:
-        """The host waits for a mark."""
         with self.lock:
             while not mark.done:
                 assert self._step(), "the GPU waits for itself"
             self._raise()
 
     def drain(self, stream: Stream) -> None:
-        """The host waits for a stream."""
         self.until(self.mark(stream))
 
     def drain_gpu(self, gpu: int) -> None:
-        """The host waits for a GPU."""
         with self.lock:
             for stream in self._known():
                 if stream[0] == gpu:
                     self.drain(stream)
 
     def drain_all(self) -> None:
-        """The host waits for all GPUs."""
         with self.lock:
             while self._step():
                 pass
@@ -172,7 +165,6 @@ def running_late(seed: int) -> Iterator[Late]:
 
 
 def current(gpu: int) -> Stream:
-    """Return this thread's current stream of a GPU."""
     return gpu, driver.streams_now.get(gpu, 0)
 
 

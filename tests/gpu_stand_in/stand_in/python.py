@@ -33,7 +33,6 @@ class Generator(torch.Generator):
     """A generator of a GPU, which is one of the CPU's; and the CPU's own."""
 
     def __new__(cls, device: Any = HOST) -> "Generator":
-        """Make a generator on a device."""
         made: Generator = super().__new__(cls)
         made._device = torch.device(device)
         if made._device.type != "cpu":
@@ -42,7 +41,6 @@ class Generator(torch.Generator):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """The device whose numbers it makes."""
         return self._device
 
 

@@ -21,7 +21,6 @@ class Graph:
     """A recorded graph, under the name and with the methods that torch's own has."""
 
     def __new__(cls, *_: object, **__: object) -> "Graph":
-        """torch's takes options."""
         made = super().__new__(cls)
         made._calls = []
         return made
@@ -33,7 +32,6 @@ class Graph:
     """Those calls that draw random numbers, without an effect."""
 
     def capture_begin(self, *_: object, **__: object) -> None:
-        """Record what follows."""
         self._calls, self._drawing = [], []
         self._before: dict[int, tuple[Tensor, Any]] = {}
         self._numbers = [each.get_state() for each in torch.cuda.default_generators]
@@ -76,7 +74,6 @@ class Graph:
         return result
 
     def _keep(self, value: Any) -> None:
-        """Note what a tensor holds before it is written to."""
         for tensor in tree_leaves(value):
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
@@ -114,7 +111,6 @@ def _blank(value: Any) -> Any:
 
 
 def _set(states: Sequence[Tensor]) -> None:
-    """Put the GPUs' random numbers back to where they were."""
     for generator, state in zip(torch.cuda.default_generators, states, strict=True):
         generator.set_state(state)
 

@@ -48,29 +48,10 @@ MIXES = {
 """Operations that take tensors from several devices."""
 
 NOT_DETERMINISTIC = {
-    "_adaptive_avg_pool2d_backward",
-    "_adaptive_avg_pool3d_backward",
-    "_ctc_loss_backward",
-    "adaptive_max_pool2d_backward",
-    "avg_pool3d_backward",
-    "fractional_max_pool2d_backward",
-    "fractional_max_pool3d_backward",
-    "grid_sampler_2d_backward",
-    "grid_sampler_3d_backward",
-    "histc",
-    "max_unpool2d",
-    "max_unpool3d",
-    "nll_loss2d_forward",
-    "put_",
-    "reflection_pad1d_backward",
-    "reflection_pad2d_backward",
-    "reflection_pad3d_backward",
-    "upsample_bicubic2d_backward",
-    "upsample_bilinear2d_backward",
-    "upsample_linear1d_backward",
-    "upsample_trilinear3d_backward",
+    *("_adaptive_avg_pool2d_backward", "adaptive_max_pool2d_backward", "histc", "put_"),
+    *("nll_loss2d_forward", "upsample_bilinear2d_backward", "grid_sampler_2d_backward"),
 }
-"""Operations that are refused where all has to be deterministic."""
+"""Some of the operations that are refused where all has to be deterministic."""
 
 CUBLAS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"}
 
@@ -90,7 +71,6 @@ def one_device(op: Any, tensors: Iterable[Tensor]) -> None:
 
 
 def waits(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether the host has to wait for the GPU."""
     if op is aten.copy_.default:
         to, source = args[:2]
         told = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)

@@ -36,7 +36,6 @@ class OnGPU(Tensor):
 
     @staticmethod
     def __new__(cls, host: Tensor, device: torch.device) -> "OnGPU":
-        """Put numbers on a GPU."""
         driver.check(device.index)
         made: OnGPU = Tensor._make_wrapper_subclass(
             cls,
@@ -57,7 +56,6 @@ class OnGPU(Tensor):
     def __torch_dispatch__(
         cls, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Compute on the host."""
         return compute(op, args, kwargs or {})
 
     def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
@@ -66,21 +64,17 @@ class OnGPU(Tensor):
 
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, Tensor], device: torch.device, *_: Any) -> "OnGPU":
-        """The tensor with other numbers."""
         return OnGPU(inner["_host"], device)
 
     @property
     def device(self) -> torch.device:
-        """The GPU."""
         return self._device
 
     @property
     def is_cuda(self) -> bool:
-        """True."""
         return True
 
     def tolist(self) -> Any:
-        """The numbers, waited for."""
         return self.cpu().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -90,7 +84,6 @@ class OnGPU(Tensor):
         return self.detach().cpu().numpy()
 
     def __array__(self, *_: object, **__: object) -> Any:
-        """What NumPy asks for."""
         return self.numpy()
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
