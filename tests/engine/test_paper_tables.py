@@ -140,7 +140,7 @@ def test_ratios_of_logarithmic_metrics_and_percent(store):
     assert (accuracy.text, accuracy.half) == ("90.0", "2.0")
     assert re.fullmatch(r"0\.\d+ \(0\.\d+ to 0\.\d+\)", loss.text)
     changed = paper_tables.ablation(tables.jobs("scales"), {"lr": 1}).rows["lr: 1 → 2"]
-    assert changed[0].text == "\N{MINUS SIGN}30.0" and changed[1].text.startswith(
+    assert changed[0].text == "\N{MINUS SIGN}30.00" and changed[1].text.startswith(
         "\N{MULTIPLICATION SIGN}4."
     )
 

@@ -87,7 +87,7 @@ def held(path: Path) -> bool:
 @contextmanager
 def waiting(path: Path) -> Iterator[None]:
     """Hold a file's lock, once all others that have or wait for it are done."""
-    with os.fdopen(opened(path), "r+") as file:
+    with os.fdopen(opened(path), "rb+") as file:
         with explained(path):
             fcntl.lockf(file, fcntl.LOCK_EX)
         yield

@@ -36,7 +36,7 @@ from labjobs.job.folder import JobFolder
 from labjobs.job.identity import identity
 from labjobs.job.terminal import Interrupted, Paused, log
 from labjobs.settings import Span
-from labjobs.training import checkpoints, compilation, outputs
+from labjobs.training import checkpoints, compilation, outputs, probes
 from labjobs.training.background import Background
 from labjobs.training.compilation import Forward, Prepared, UsualShapes
 from labjobs.training.graphs import GraphedStep, Step, rounded_rates
@@ -494,7 +494,8 @@ class Job(Generic[S]):
 
     def log_figure(self, name: str, figure: Any) -> None:
         """Log a figure of matplotlib's, at its own size and resolution."""
-        how = {"format": "png", "metadata": {"Software": None}}  # the same bytes from each version
+        # The same bytes from each version of matplotlib.
+        how = {"format": "png", "dpi": "figure", "metadata": {"Software": None}}
         self._keep_file(name, "png", lambda file: figure.savefig(file, **how))
 
     def log_text(self, name: str, text: str) -> None:
@@ -768,6 +769,8 @@ class Job(Generic[S]):
             log.info("a function that was prepared computes in %s", name)
         self._precisions = {**before, name: None}
         journal.tags({"precision": ", ".join(self._precisions)})
+        peak = probes.peak(devices.describe(self.device), name)
+        self._watch.peak = peak and peak * self._processes.rank.size
 
     @property
     def _has_begun(self) -> bool:
