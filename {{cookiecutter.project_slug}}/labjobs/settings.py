@@ -160,6 +160,11 @@ ROLES: Mapping[str, Role] = {
 """The roles of settings with these names, unless they declare another one."""
 
 
+CONFIRMING = 1000
+"""Seeds from here on are those of `confirm` in run.sh: nothing is chosen by their jobs, and tables
+report these jobs where there are any."""
+
+
 def roles(kind: type[Any] | None) -> dict[str, Role]:
     """Return the roles of settings; those that are not named are methods."""
     declared = {each.name: each.metadata.get("role") for each in fields(kind)} if kind else {}

@@ -15,7 +15,7 @@ from labjobs.results import intervals
 from labjobs.results.intervals import Estimate
 from labjobs.results.metrics import CURE, Measured, NoResults, chooser
 from labjobs.results.style import names, setting
-from labjobs.settings import ROLES, Role
+from labjobs.settings import CONFIRMING, ROLES, Role
 from labjobs.tracking.stored_jobs import folder_of
 
 if TYPE_CHECKING:
@@ -41,6 +41,21 @@ def with_role(jobs: "pd.DataFrame", role: Role) -> list[str]:
 def repeated(jobs: "pd.DataFrame") -> list[str]:
     """Return the settings that the jobs have in which repeats differ."""
     return with_role(jobs, "repeat")
+
+
+def confirming(jobs: "pd.DataFrame") -> "pd.Series[bool]":
+    """Return which jobs confirm what others have chosen: those with the seeds of `confirm`."""
+    import pandas as pd
+
+    seeds = jobs[SEED] if SEED in jobs else pd.Series(0, index=jobs.index)
+    return pd.to_numeric(seeds, errors="coerce") >= CONFIRMING
+
+
+def choosing(jobs: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the jobs by which settings are chosen and compared: all but those that confirm; these
+    if there are no others."""
+    own = jobs[~confirming(jobs)]
+    return own if len(own) else jobs
 
 
 def varying_repeats(jobs: "pd.DataFrame") -> list[str]:

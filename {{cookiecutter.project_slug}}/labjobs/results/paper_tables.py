@@ -22,6 +22,7 @@ from labjobs.results import comparison, groups, style, tables
 from labjobs.results.intervals import Interval
 from labjobs.results.metrics import Measured, NoResults, Part, chooser, declared
 from labjobs.results.samples import NEEDED, Difference, Sample, differences, sample
+from labjobs.settings import CONFIRMING
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,7 +112,8 @@ def results(jobs: "pd.DataFrame", rows: Sequence[str] = (), shown: Sequence[str]
     table = Table(grid.corner, rows={name: [] for name in grid.names})
     over, said = dict[str, None](), dict[str, None]()
     for task, own in groups.tasks(grid.jobs).items():
-        compared = comparison.compare(_with_results(own), along=grid.by, metric=metrics[0])
+        voting = groups.choosing(_with_results(own))
+        compared = comparison.compare(voting, along=grid.by, metric=metrics[0])
         first, how = grid.first(compared.jobs)
         said |= dict.fromkeys([compared.chosen, how])
         alike = grid.alike(own, compared.jobs)
@@ -133,6 +135,9 @@ def results(jobs: "pd.DataFrame", rows: Sequence[str] = (), shown: Sequence[str]
                 record = _record(grid, name, alike[name], task, one) | chosen
                 table.records.append(record | _as_record(found.get(name)))
     table.about = _intervals(over) + _bold(table) + "".join(said)
+    if groups.confirming(grid.jobs).any():
+        alone = "show these alone: they had no part in the choice"
+        table.about += f" Rows with seeds from {CONFIRMING} on {alone}."
     return table
 
 
@@ -149,7 +154,7 @@ def ablation(jobs: "pd.DataFrame", baseline: Mapping[str, Any], shown: Sequence[
     of_tasks = groups.tasks(grid.jobs)
     if not baseline and len(of_tasks) > 1:
         raise NoResults("several tasks have no baseline in common; declare BASELINE in plot.py")
-    own = _with_results(grid.jobs)
+    own = groups.choosing(_with_results(grid.jobs))
     reference = groups.fitting(own, grid.by, baseline) if baseline else grid.first(own)[0]
     changes = grid.changes(reference) if reference else {}
     if not changes:
@@ -254,6 +259,8 @@ class _Grid:
             if len(kept):
                 same = of_row[rest].map(str) == of_row.loc[kept[0], rest].map(str)
                 of_row = of_row[same.all(axis=1)]
+                confirming = groups.confirming(of_row)
+                of_row = of_row[confirming] if confirming.any() else of_row
             found[name] = of_row
         return found
 

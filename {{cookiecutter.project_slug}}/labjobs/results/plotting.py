@@ -198,13 +198,14 @@ def _draw(
     pages: _Pages, found: _Found, of_all: Mapping[str, Drawing], of_one: Mapping[str, Drawing]
 ) -> None:
     """Draw the figures of each task."""
-    args, of_tasks = pages.args, groups.tasks(found.jobs)
+    args, jobs = pages.args, groups.choosing(found.jobs)
+    of_tasks = groups.tasks(jobs)
     out, _ = _folders(args)
     for stem, task, name in [
         *_stems(of_all, of_tasks),
         *_stems(of_one, [""] if args.job else of_tasks),
     ]:
-        alike = of_tasks.get(task, found.jobs)
+        alike = of_tasks.get(task, jobs)
         with pages.of(stem):
             shown = alike if name in of_all else _one(args.job, found.every, alike)
             about = figure_files.provenance(shown) | {"figure": name, "venue": args.venue}

@@ -31,6 +31,9 @@ from labjobs.sweeps import search
 NO_JOB = {"-h", "--help", "--check", "--scratch"}
 """Flags with which a script does not run a job."""
 
+CONFIRM = "confirm"
+"""In the place of a job: what the jobs before it have chosen is to be confirmed."""
+
 END = "end"
 """Sent instead of a number of words when the grid is complete."""
 
@@ -108,6 +111,26 @@ def entries(grid: Path) -> list[Entry]:
     return list(_entries(iter(text.split("\0")[:-1])))
 
 
+def confirmations(grid: Path) -> list[tuple[str, int]]:
+    """Return the number of seeds of each `confirm` in a sweep's file, as it is written, and how
+    many jobs are named before it."""
+    text = os.fsdecode(grid.read_bytes())
+    found, before = [], 0
+    for words in _commands(iter(text.split("\0")[:-1])):
+        if words[:1] == [CONFIRM]:
+            found.append((words[1], before))
+        else:
+            before += 1
+    return found
+
+
+def add(grid: Path, jobs: Iterable[Sequence[str]]) -> None:
+    """Add jobs to a sweep's file."""
+    with grid.open("ab") as file:
+        for words in jobs:
+            file.write(b"".join(os.fsencode(f"{word}\0") for word in (str(len(words)), *words)))
+
+
 def answer(folder: Path) -> None:
     """Answer with the ids of captured jobs until the grid is complete. Ends the process if run.sh
     has ended."""
@@ -143,7 +166,8 @@ def described(error: Exception) -> str:
 
 
 def _entries(words: Iterator[str]) -> Iterator[Entry]:
-    for number, given in enumerate(_commands(words), start=1):
+    named = (given for given in _commands(words) if given[:1] != [CONFIRM])
+    for number, given in enumerate(named, start=1):
         is_named = bool(given) and given[0].endswith(".py") and not given[0].startswith("-")
         script = given.pop(0).removesuffix(".py") if is_named else identity.DEFAULT
         yield Entry(number, script, given)

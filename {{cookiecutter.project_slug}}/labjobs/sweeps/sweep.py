@@ -6,8 +6,10 @@ are left are checked; then they run (queue.py) or are submitted to Slurm. Of the
 process imports only settings.py, and it does not import torch.
 """
 
+import json
 import os
 import signal
+import subprocess
 import sys
 from collections import Counter
 from functools import partial
@@ -35,8 +37,41 @@ def run(folder: Path, words: list[str]) -> int:
     flags, sbatch = read(words)
     lock = states.lock_snapshot(folder)
     grid.answer(folder)
-    for number, status in (signal.SIGUSR1, 130), (signal.SIGTERM, 143):
-        signal.signal(number, partial(_leave_early, status))  # until the queue begins
+    _leave_when_asked()
+    waiting = _confirm(folder, grid.confirmations(folder / "grid"))
+    while True:
+        status, before = _run(folder, flags, sbatch, lock), len(waiting)
+        if not waiting or status or flags.list or flags.watch or flags.slurm:
+            return status
+        _leave_when_asked()
+        waiting = _confirm(folder, waiting)
+        if len(waiting) == before:
+            return leave(status, "confirm waits until all jobs before it have results")
+
+
+def _confirm(folder: Path, wanted: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Add the jobs that confirm what was chosen to the grid, for each `confirm` whose jobs have
+    ended; return the others."""
+    left = []
+    for count, before in wanted:
+        if not count.isdecimal() or not int(count):
+            raise SettingsError(f"confirm {count}: expects a number of seeds, such as confirm 5")
+        entries = grid.entries(folder / "grid")[:before]
+        _read_jobs(entries)
+        of_run = [entry.job.id for entry in entries if entry.script == identity.DEFAULT]
+        asked = json.dumps({"count": int(count), "ids": of_run})
+        command = [sys.executable, "-m", "labjobs.commands.confirm"]
+        done = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=PROJECT)
+        if done.returncode:
+            raise SettingsError(mlflow_client.last_line(done.stderr))
+        jobs = json.loads(done.stdout)
+        grid.add(folder / "grid", jobs)
+        left += [] if jobs else [(count, before)]
+    return left
+
+
+def _run(folder: Path, flags: Flags, sbatch: list[str], lock: int) -> int:
+    """Run the jobs of the grid, or do what the flags say instead; return the exit status."""
     entries = grid.entries(folder / "grid")
     if not entries:
         raise SettingsError("the grid has no jobs")
@@ -60,7 +95,8 @@ def run(folder: Path, words: list[str]) -> int:
     if not left:
         return grid.summary(entries)
     _check_left(left, entries, flags)
-    states.take_snapshot(folder / "code")
+    if not (folder / "code").exists():
+        states.take_snapshot(folder / "code")
     on_gpus = bool(places)
     if not places:
         most = min(gpus.at_once(entry.job.runtime.threads) for entry in left)
@@ -154,6 +190,12 @@ def _name_left_out(entries: list[Entry]) -> int:
     status."""
     grid.name(entries, {"stale", "diverged"})
     return int(any(entry.state == "stale" for entry in entries))
+
+
+def _leave_when_asked() -> None:
+    """End the process by a signal, until the queue begins."""
+    for number, status in (signal.SIGUSR1, 130), (signal.SIGTERM, 143):
+        signal.signal(number, partial(_leave_early, status))
 
 
 def _leave_early(status: int, *_: object) -> NoReturn:

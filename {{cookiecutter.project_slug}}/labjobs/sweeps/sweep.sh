@@ -34,6 +34,10 @@ print_id() {
 #   search 20 --lr 'log 1e-4 1e-1' --batch-size 'choice 32 64' -- --model convnet
 search() { printf '%s\0' "$(($# + 1))" search "$@" >&4; }
 
+# Runs what validation chooses among the jobs before it with fresh seeds, once they have ended:
+#   confirm 5
+confirm() { printf '%s\0' 2 confirm "${1-}" >&4; }
+
 # An unknown command or variable makes the grid wrong; bash has already printed which one, and where.
 refuse_unknown() { if (($? == 127)); then : >"$work/wrong" && exit 2; fi; }
 
