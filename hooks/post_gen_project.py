@@ -30,6 +30,13 @@ Tag: py3-none-any
 """
 
 
+READS = """\
+import os; "LABJOBS_READS" in os.environ and __import__("labjobs.job.data_evidence", \
+fromlist=["x"]).join_by_environment()
+"""
+"""Python executes this line whenever it starts: what a job's processes read is data of the job."""
+
+
 def checked_out(folder):
     """The commit that a clone has checked out, read without git; empty if that is not known."""
     git = folder / ".git"
@@ -61,6 +68,7 @@ def pack(engine, vendor):
         for path in sorted(engine.rglob("*"))
         if path.is_file()
     }
+    files["labjobs_reads.pth"] = READS.encode()
     files[f"{about}/METADATA"] = metadata.encode()
     files[f"{about}/WHEEL"] = WHEEL.encode()
     files[f"{about}/licenses/LICENSE"] = (engine / "LICENSE").read_bytes()

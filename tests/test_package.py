@@ -33,6 +33,37 @@ def installed(make, tmp_path_factory):
     return project
 
 
+READER = """
+import subprocess, sys
+
+START = "import site; site.addsitedir({site!r}); "
+
+
+def scale():
+    read = START + "print(open({file!r}).read())"
+    done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+"""
+
+
+def test_what_other_programs_of_a_job_read_is_data_of_the_job(copy):
+    """Of an environment, Python executes the package's .pth by itself; here it is asked to."""
+    words = copy.root / "data" / "scale.txt"
+    words.parent.mkdir()
+    words.write_text("1.0")
+    site = copy.env["PYTHONPATH"]
+    data = (copy.root / "data.py").read_text()
+    code = READER.replace("{site!r}", repr(site)).replace("{file!r}", repr(str(words)))
+    (copy.root / "data.py").write_text(data + code)
+    copy.edit("run.py", "    splits = data.load(", "    data.scale()\n    splits = data.load(")
+    job = ("--epochs", "1", "--quiet", "--seed", "7")
+    succeeded(copy.run(*job))
+    assert "already finished" in copy.run(*job).stdout
+    words.write_text("2.0")
+    assert "(data/scale.txt changed)" in one_line(copy.run(*job), 5)
+
+
 @pytest.fixture
 def copy(installed, tmp_path):
     """A copy of it, which a test may change, with an environment of its own."""

@@ -384,6 +384,8 @@ def begin(attempt: Path, places: Places, inputs: Iterable[Path]) -> None:
     for entry in (entry for each in inputs for entry in read_by(each).values()):
         os.write(notes.file, encoded(entry))
     _note_in(notes)
+    shared = (attempt / layout.DATA, places.data_root, places.runs_root)
+    os.environ[READS] = json.dumps([str(path.absolute()) for path in shared])
 
 
 def _note_in(notes: Reads) -> None:
@@ -446,6 +448,20 @@ def join(of_job: tuple[Path, Places] | None) -> None:
     """Record what this process reads for a job; a forked process does so already."""
     if of_job and not _notes:
         _note_in(Reads(*of_job))
+
+
+READS = "LABJOBS_READS"
+"""Tells the Python processes below a job what it records, as JSON."""
+
+
+def join_by_environment() -> None:
+    """Record what this process reads, if a job has started it in any way: as a program, or as a
+    worker of another library. The package's labjobs_reads.pth calls this when Python starts."""
+    of_engine = any(word.startswith("labjobs.") for word in sys.orig_argv)
+    with suppress(OSError, ValueError):  # the job may have ended
+        file, data_root, runs_root = map(Path, json.loads(os.environ[READS]))
+        if file.exists() and not of_engine:
+            join((file, Places(data_root, runs_root)))
 
 
 def note_open() -> list[str]:
