@@ -100,7 +100,7 @@ def test_every_job_of_a_figure_gives_the_same_bits_although_the_code_has_changed
     done = silent(made.do("figures/learning-curves.pdf"))
     lines = [line for line in done.stdout.splitlines() if line.startswith("job ")]
     points = sum(map(len, made.project.journalled(made.ids[0]).values()))
-    same = f"same: {points} points of the curves, 8 arrays in best.pt, 3 arrays in"
+    same = f"same: {points} points of the curves, 8 arrays in best.pt, 5 arrays in"
     assert [line[:18] for line in lines] == sorted(f"job {each}: " for each in made.ids)
     assert all(same in line for line in lines)
     assert done.stdout.splitlines()[-1] == "2 jobs: 2 same, 0 different, 0 not repeated"

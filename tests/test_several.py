@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from faults import Curves, Project, children, ended, job_of, one_line, same, succeeded
 from sweeps import write_grid
@@ -64,7 +65,9 @@ def test_the_losses_are_those_of_one_process(one, count, tmp_path):
     assert differences(expected, found) < 1e-6
     kept, outputs = alone.outputs(job), several.outputs(job)
     assert kept.keys() == outputs.keys()
-    assert all((kept[name] == outputs[name]).all() for name in kept)
+    for name in kept:  # those that were measured add up in another order
+        exact = kept[name].dtype.kind != "f"
+        assert np.allclose(kept[name], outputs[name], rtol=0, atol=0 if exact else 1e-6)
 
 
 def differences(expected: Curves, found: Curves) -> float:

@@ -182,8 +182,7 @@ class Damages:
 
     def _on_disk(self) -> Counter[object] | None:
         try:
-            with (self._folder / layout.JOURNAL).open("rb") as file:
-                said = journal.Reader(file).read()
+            said = journal.lines_of(self._folder)
         except journal.Damaged:
             return None
         if not said or said[-1].get("end") != "FINISHED":

@@ -83,14 +83,15 @@ def _export(job: str, runs_root: Path, out: Path) -> None:
     attempt, change = state.attempt_to_load(job, runs_root)
     loaded, example = _loaded(job, runs_root)
     status = attempts.status_of(attempt) or "not finished"
-    if change:
-        leave(exit_status.FAILED, f"jobs.py: job {job} is from other code or data ({change})")
+    remark = change and f"job {job} is from other code or data ({change})"
+    if remark:
+        leave(exit_status.FAILED, f"jobs.py: {remark}")
     if status != "finished":
         line = f"jobs.py: job {job} has not finished; these are its best weights so far"
         leave(exit_status.FAILED, line)
     about = journal.record_of(attempt, layout.SETTINGS) | {
         "status": status,
-        "exported_with": change or "the same code",
+        "exported_with": remark or "the same code",
         "spec": read_json(attempt / layout.SPEC),
         "metrics": loaded.metrics,
     }

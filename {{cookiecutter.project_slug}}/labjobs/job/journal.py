@@ -84,10 +84,13 @@ def record_of(folder: Path, name: str) -> dict[str, Any]:
 
 
 def lines_of(attempt: Path) -> list[dict[str, Any]]:
-    """Return the lines of an attempt's journal so far. Raises Damaged unless it is whole, and
-    OSError."""
+    """Return the lines of an attempt's journal so far. Raises Damaged unless it is whole and the
+    attempt's own, and OSError."""
     with (attempt / layout.JOURNAL).open("rb") as file:
-        return Reader(file).read()
+        reader = Reader(file)
+        lines = reader.read()
+    check(attempt, reader)
+    return lines
 
 
 class Reader:

@@ -294,8 +294,10 @@ def delivered(folder: Path) -> bool:
         return False
     if (tables := parquet.root()) and noted.get("tables") != str(tables):
         return False
-    # A journal can be shorter than it was: it was damaged since.
-    return bool((folder / layout.JOURNAL).stat().st_size <= noted["bytes"])
+    with (folder / layout.JOURNAL).open("rb") as file:
+        is_own = journal.start_in(file.readline()) == start
+        # A journal can be shorter than it was: it was damaged since.
+        return is_own and os.fstat(file.fileno()).st_size <= int(noted["bytes"])
 
 
 # `python jobs.py sync`: send the results of jobs on this disk that are missing there.
