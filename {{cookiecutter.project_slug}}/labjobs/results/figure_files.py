@@ -43,7 +43,7 @@ LATEX = {
     "→": r"$\to$",
     "↑": r"$\uparrow$",
     "↓": r"$\downarrow$",
-    "†": r"\dag{}",
+    "†": r"$\dagger$",
     "…": r"\dots{}",
     "∞": r"$\infty$",
     **{character: f"${character}$" for character in "<>|"},

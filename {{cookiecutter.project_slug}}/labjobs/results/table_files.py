@@ -141,7 +141,7 @@ def _spanners(table: Table, widths: list[int]) -> list[str]:
 
 def _latex_cell(cell: Cell, paired: bool) -> str:
     """A cell, or the two that a mean and half of its interval take."""
-    dagger = r"\rlap{\textsuperscript{\dag}}" if cell.chosen else ""
+    dagger = r"\rlap{$^\dagger$}" if cell.chosen else ""  # the text's own is a bitmap in old fonts
     texts = [latex(each) for each in (cell.text, cell.half) if each]
     texts = [rf"\textbf{{{each}}}" if cell.bold else each for each in texts]
     if paired and not cell.half:
