@@ -131,7 +131,7 @@ def test_no_line_of_a_step_waits_for_the_gpu(machine, project, tmp_path):
     flags = ("--steps", "5", "--note", "watched")
     assert "waits at" not in succeeded(machine.host(watched).run(*flags)).stderr
     mistake = MISTAKES["item"]
-    mistake.edit.make(watched)
+    mistake.make(watched)
     line = f"waits at run.py:{mistake.line(watched.root)}\n"
     assert line in succeeded(machine.host(watched).run(*flags, "--force")).stderr
 

@@ -95,7 +95,7 @@ def test_jobs_and_figures_know_which_script_it_was(made):
     assert len(re.findall(r"finished .* distance \S+ +analyse first=\w{12} second=", listed)) == 2
     job = next(line.split()[0] for line in listed.splitlines() if "analyse" in line)
     shown = made.do("python", "jobs.py", "show", job).stdout
-    assert "command: python analyse.py --first=" in shown and "result      distance " in shown
+    assert "command: python analyse.py --first=" in shown and "results     distance " in shown
     table = "from labjobs.results import tables; from labjobs.tracking import mlflow_client as e;"
     table += "jobs = tables.jobs(e.experiment_name()); print(len(jobs), 'first' in jobs)"
     assert made.do("python", "-c", table).stdout == "2 False\n"

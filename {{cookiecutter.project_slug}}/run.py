@@ -129,7 +129,7 @@ def evaluate(
         predicted = measured.pop("predicted")
         means.add(measured)
         if split == "test":
-            job.keep_outputs(label=batch[1], predicted=predicted, **measured)
+            job.keep_outputs(measured, label=batch[1], predicted=predicted)
     return {f"{split}_{name}": value for name, value in means.read().items()}
 
 

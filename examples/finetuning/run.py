@@ -129,7 +129,7 @@ def evaluate(
         labels, predicted = batch["labels"], measured.pop("predicted")
         means.add(measured | dict(zip(names, f1_parts(labels, predicted, len(names)), strict=True)))
         if split == "test":
-            job.keep_outputs(label=labels, predicted=predicted, **measured)
+            job.keep_outputs(measured, label=labels, predicted=predicted)
     metrics = means.read()
     found = [f1 for name in names if (f1 := metrics.pop(name)) >= 0]  # NaN: no such class occurs
     metrics["macro_f1"] = sum(found) / len(found)

@@ -125,7 +125,7 @@ def evaluate(
         means.add(measured | {"target": batch[1]})
         targets.append(batch[1])
         if split == "test":
-            job.keep_outputs(target=batch[1], predicted=predicted, **measured)
+            job.keep_outputs(measured, target=batch[1], predicted=predicted)
     metrics, variance = means.read(), Means()
     mean = metrics.pop("target")
     variance.add({"target": (torch.cat(targets) - mean).square()})

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labjobs.results import comparison, figures, metrics, paper_tables, plots, plotting, tables
+from labjobs.results.samples import Sample
 from labjobs.settings import Metric
 from settings import Settings
 
@@ -178,13 +179,15 @@ def iou_by_class(jobs: "pd.DataFrame") -> "Drawn":
     best, *_ = shown.samples()
     alike = comparison.compare(shown.lines[best])
     keys = {name: f"test_iou_{name}" for name in tables.classes(alike.jobs[:1], 0)}
-    results = {name: alike.jobs[key].dropna() for name, key in keys.items() if key in alike.jobs}
+    metric = metrics.Measured("iou", Metric(better="higher", label="IoU", range=(0, 1)), "test")
+    seeds = alike.jobs.set_index("seed")
+    each = {name: seeds[key].dropna() for name, key in keys.items() if key in seeds}
+    results = {name: Sample(values, metric) for name, values in each.items() if len(values)}
     if not results:
         raise metrics.NoResults("the jobs have no IoU by class; see evaluate in run.py")
-    metric = metrics.Measured("iou", Metric(better="higher", label="IoU", range=(0, 1)), "test")
     fig, ax = figures.rows([*results], 0.2)
     figures.value_axis(ax.xaxis, metric)
-    plots.ranking(ax, results, metric)
+    plots.ranking(ax, results)
     cut = figures.limit_to_intervals(ax.xaxis, results.values(), metric)
     which = f" with the settings of the best {shown.metric} ({best})" if best else ""
     return fig, f"Test IoU of each class{which}: {alike.repeats}.{cut}{alike.notes}"

@@ -10,6 +10,7 @@ said of differences is said of test results.
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ from labjobs.settings import CONFIRMING
 
 if TYPE_CHECKING:
     import pandas as pd
+
+MOST_COLUMNS = 3
+"""Largest number of columns, if plot.py does not say which metrics are shown."""
 
 MOST_ROWS = 20
 """Largest number of rows, if plot.py does not say which settings have rows of their own."""
@@ -108,7 +112,7 @@ def results(jobs: "pd.DataFrame", rows: Sequence[str] = (), shown: Sequence[str]
     metric.
     """
     by = _known("setting", rows, jobs.attrs["settings"]) or _fitting(jobs)
-    grid, metrics = _Grid(_tried(jobs), by), _metrics(jobs, shown)
+    grid, (metrics, others) = _Grid(_tried(jobs), by), _metrics(jobs, shown)
     table = Table(grid.corner, rows={name: [] for name in grid.names})
     over, said = dict[str, None](), dict[str, None]()
     for task, own in groups.tasks(grid.jobs).items():
@@ -134,7 +138,7 @@ def results(jobs: "pd.DataFrame", rows: Sequence[str] = (), shown: Sequence[str]
                 chosen = {"chosen_on_validation": name == first, "among": compared.among or "1"}
                 record = _record(grid, name, alike[name], task, one) | chosen
                 table.records.append(record | _as_record(found.get(name)))
-    table.about = _intervals(over) + _bold(table) + "".join(said)
+    table.about = _intervals(over) + _bold(table) + "".join(said) + others
     if groups.confirming(grid.jobs).any():
         alone = "show these alone: they had no part in the choice"
         table.about += f" Rows with seeds from {CONFIRMING} on {alone}."
@@ -160,7 +164,7 @@ def ablation(jobs: "pd.DataFrame", baseline: Mapping[str, Any], shown: Sequence[
     if not changes:
         raise NoResults("no settings differ from a baseline in exactly one; vary one in run.sh")
     table = Table("change", rows={name: [] for name in ["baseline", *changes.values()]})
-    over, metrics = dict[str, None](), _metrics(jobs, shown)
+    over, (metrics, others) = dict[str, None](), _metrics(jobs, shown)
     for task, own in of_tasks.items():
         alike = grid.alike(own, own)
         for metric in metrics:
@@ -182,8 +186,9 @@ def ablation(jobs: "pd.DataFrame", baseline: Mapping[str, Any], shown: Sequence[
         f"{_intervals(over)} Bold: what can be told from no difference (5% level for all rows of a "
         f"column together)."
     )
-    if others := len(grid.names) - len(changes) - 1:
-        table.about += f" Not shown: {counted(others, 'setting')} with more than one change."
+    if further := len(grid.names) - len(changes) - 1:
+        table.about += f" Not shown: {counted(further, 'setting')} with more than one change."
+    table.about += others
     return table
 
 
@@ -299,6 +304,8 @@ def _tried(jobs: "pd.DataFrame") -> "pd.DataFrame":
     for name in jobs.attrs["settings"]:
         if len({isinstance(value, str) for value in tried[name]}) > 1:  # which have no order
             tried[name] = tried[name].map(str)
+    for name in own.select_dtypes("number"):  # those of jobs without results are missing
+        tried[name] = pd.to_numeric(tried[name], errors="coerce")
     tried["diverged"] = tried["state"] == "diverged"
     tried.attrs = dict(jobs.attrs)
     return tried
@@ -328,16 +335,28 @@ def _fitting(jobs: "pd.DataFrame") -> list[str]:
     return by
 
 
-def _metrics(jobs: "pd.DataFrame", shown: Sequence[str]) -> list[Measured]:
-    """The metrics on test data, or on validation data if there are no test results."""
+def _metrics(jobs: "pd.DataFrame", shown: Sequence[str]) -> tuple[list[Measured], str]:
+    """The metrics on test data, or on validation data if there are no test results, and a sentence
+    about those that are not shown."""
     every = declared(jobs)
     names = _known("metric", shown, every) or [*every]
     parts: tuple[Part | None, ...] = ("test", "val", None)
     for part in parts:
         each = [Measured(name, every[name], part) for name in names]
         if found := [metric for metric in each if len(groups.finite(jobs, metric.result))]:
-            return found
+            return (found, "") if shown else _fewer(jobs, found)
     raise NoResults("no finished job has a result of a declared metric")
+
+
+def _fewer(jobs: "pd.DataFrame", metrics: list[Measured]) -> tuple[list[Measured], str]:
+    """As many metrics as MOST_COLUMNS allow for all tasks, the monitored one first, and a sentence
+    about the others."""
+    with suppress(NoResults):
+        monitored = chooser(jobs).name
+        metrics = sorted(metrics, key=lambda metric: metric.name != monitored)
+    most = max(1, MOST_COLUMNS // len(groups.tasks(jobs)))
+    others = ", ".join(map(str, metrics[most:]))
+    return metrics[:most], f" Not shown: {others}." if others else ""
 
 
 # What stands in cells: one number of decimals in a column, as many as its intervals justify.

@@ -512,14 +512,16 @@ class Job(Generic[S]):
             kind = path.suffix.removeprefix(".")
             self._keep_file(path.stem, kind, lambda file: shutil.copyfileobj(source, file))
 
-    def keep_outputs(self, **values: Value) -> None:
+    def keep_outputs(self, measured: Mapping[str, Any] = {}, /, **values: Value) -> None:
         """Keep values of each test example, a batch at a time, in predictions.npz: tensors (B, …)
-        by name, or lists of tensors of different lengths. Nothing here waits for the device.
+        by name, or lists of tensors of different lengths. Of what is `measured`, what has a value
+        for each example (B,) is kept too; tables need it for their intervals. Nothing here waits
+        for the device.
 
         Raises JobError for values of different numbers of examples, or unlike those of earlier
         batches.
         """
-        self._outputs.add(values)
+        self._outputs.add({**outputs.of_each(measured, values), **values})
 
     # The end.
 

@@ -197,6 +197,16 @@ def _examples(values: Mapping[str, Value]) -> int:
     return next(iter(lengths.values()), 0)
 
 
+def of_each(measured: Mapping[str, Any], values: Mapping[str, Value]) -> dict[str, Tensor]:
+    """Return what of `measured` has a value for each example that other values are of."""
+    shape = (_examples(values),)
+    return {
+        name: each
+        for name, each in measured.items()
+        if isinstance(each, Tensor) and each.shape == shape
+    }
+
+
 def in_order(parts: list[Arrays]) -> Arrays:
     """Return the columns of several processes as one process would have them, by their PLACES."""
     order = np.argsort(np.concatenate([part[PLACES] for part in parts]))
