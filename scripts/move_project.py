@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 RENAMED = {
-    "command": ("jobs_command", r"\bcommand\.run\(", "jobs_command("),
+    "command": ("jobs_command", r"\bcommand\.run\([^)]*\)", "jobs_command()"),
     "kept": ("best_weights", r"\bkept\.best\(", "best_weights("),
     "limits": ("", r"\blimits\.of_(curves|intervals)\(", r"figures.limit_to_\1("),
     "figures": ("figures", r"\bfigures\.limit\(", "figures.limit_to_curves("),
@@ -19,6 +19,13 @@ RENAMED = {
     "fetch": ("examples_at", r"(?<![.\w])fetch\(", "examples_at("),
 }
 """Names that students could import: what they are called now, and how each use changes."""
+
+USES = {
+    r"\bshown\.results\(": "shown.samples(",
+    r"(\bplots\.ranking\(\w+, \w+), \w+\.metric": r"\1",
+    r"\{shown\.difference\}": "{shown.told_apart(RANKED)}",
+}
+"""What is called otherwise now in plot.py."""
 
 IMPORT = re.compile(r"^( *)from engine(\.[\w.]+)? import (\([^)]*\)|[^\n#]+)(.*)$", re.MULTILINE)
 
@@ -48,6 +55,8 @@ def rewritten(text: str) -> str:
     text = IMPORT.sub(moved, text).replace(OLD_SOURCE, NEW_SOURCE)
     for name in imported & RENAMED.keys():
         _, use, now = RENAMED[name]
+        text = re.sub(use, now, text)
+    for use, now in USES.items():
         text = re.sub(use, now, text)
     return text
 

@@ -116,7 +116,9 @@ def test_its_tests_pass(project):
 def test_its_jobs_are_listed_and_drawn_and_a_new_one_runs(project):
     """They are stale: before this version is released, results of older code need not count."""
     before = json.loads((project.root / "states.json").read_text())
-    listed = json.loads(project.do("python", "jobs.py", "list", "--json", "--test").stdout)
+    done = project.do("python", "jobs.py", "list", "--json", "--test")
+    assert done.stdout, done.stderr
+    listed = json.loads(done.stdout)
     assert [job["id"] for job in listed] == [job["id"] for job in before]
     assert [job["result"] for job in listed] == [job["result"] for job in before]
     assert {job["state"] for job in listed} <= {"stale", "pending"}

@@ -1,8 +1,10 @@
 """Inside a project: all that its workflow on GitHub runs passes; a mistake in it is one line."""
 
+import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,12 +20,20 @@ COMMANDS = [step.removeprefix("uv run ") for step in STEPS if step.startswith("u
 CACHES = {"RUFF_NO_CACHE": "true", "MYPY_CACHE_DIR": str(REPOSITORY / ".mypy_cache")}
 """ruff leaves nothing in a folder that cookiecutter copies; mypy checks torch once for all."""
 
+CHECKING = Path(tempfile.gettempdir()) / "mypy-of-tests.lock"
+"""mypy runs once at a time: projects have modules of the same names, which it caches in one
+place."""
+
 
 def check(command, folder):
     """Run a command in a folder with this environment's tools."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = os.environ | {"PATH": path} | CACHES
-    done = subprocess.run(command, shell=True, cwd=folder, env=env, capture_output=True, text=True)
+    with CHECKING.open("w") as lock:
+        if "mypy" in command:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        how = {"shell": True, "cwd": folder, "env": env, "capture_output": True, "text": True}
+        done = subprocess.run(command, **how)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
