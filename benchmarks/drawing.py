@@ -8,6 +8,7 @@ way only reads: `mlflow.search_runs`, and `get_metric_history` of one metric of 
 """
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 MODELS, LRS = ("mlp", "convnet"), [10 ** -(i / 2) for i in range(2, 12)]
 METRICS = ("val_accuracy", "elapsed_seconds")
-FIGURES = 7
+FIGURES = 8
 
 BY_MLFLOW = """
 import mlflow
@@ -45,7 +46,7 @@ WAYS = {
 def fill(uri: str, folder: str, seeds: int, points: int) -> None:
     """Store jobs as their couriers do: a grid of models, learning rates and seeds."""
     labels = np.arange(360) % 10
-    kept = {"labels": labels, "guesses": labels, "classes": [str(digit) for digit in range(10)]}
+    kept = {"index": np.arange(360), "label": labels, "predicted": labels}
     np.savez(f"{folder}/predictions.npz", **kept)
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param, RunTag
@@ -56,7 +57,8 @@ def fill(uri: str, folder: str, seeds: int, points: int) -> None:
         run_id = client.create_run(experiment).info.run_id
         epochs = range(1, points // len(METRICS) + 1)
         accuracy = [0.9 + 0.0001 * seed - 0.5 / (1 + epoch) for epoch in epochs]
-        values = {"val_accuracy": accuracy, "epoch_seconds": [1.0 + 0.01 * seed] * len(epochs)}
+        seconds = [(1.0 + 0.01 * seed) * epoch for epoch in epochs]
+        values = {"val_accuracy": accuracy, "elapsed_seconds": seconds}
         history = [
             Metric(metric, value, epoch, epoch)
             for metric, of_epoch in values.items()
@@ -66,11 +68,13 @@ def fill(uri: str, folder: str, seeds: int, points: int) -> None:
             Metric(name, value, epochs[-1], epochs[-1])
             for name, value in (
                 ("test_accuracy", accuracy[-1]),
+                ("best_val_accuracy", accuracy[-1]),
                 ("examples_per_second", 1e4 + seed),
             )
         ]
-        settings = {"model": model, "lr": lr, "seed": seed}
+        settings = {"model": model, "lr": lr, "seed": seed, "monitor": "val_accuracy"}
         names = {"job_id": f"{model} {lr} {seed}", "finished": "true", "job_folder": folder}
+        names["metrics"] = json.dumps({"accuracy": {"better": "higher", "target": 0.9}})
         client.log_batch(
             run_id,
             history + last,
