@@ -101,4 +101,4 @@ def test_the_papers_captions_have_the_figures_numbers(project, drawn, latex, pop
     assert "Figure 1 takes" in one_line
     assert "mean of 3 seeds, 95% t interval" in one_line
     assert re.search(r"(told apart|worse|better) .* \(paired by repeat; 5% level", one_line)
-    assert re.search(r"convnet, learning rate 0.01 0\.\d+ ± 0\.\d+", one_line)
+    assert re.search(r"Table 1: Test results\. ± and parentheses: 95% intervals", one_line)
