@@ -73,6 +73,8 @@ def test_without_enough_repeats_nothing_is_bold_and_has_an_interval(store):
     table = paper_tables.results(tables.jobs("few"))
     assert not any(cell.bold or cell.half for row in table.rows.values() for cell in row)
     assert "fewer than 3 repeats have no interval" in table.about
+    changed = paper_tables.ablation(tables.jobs("few"), {"lr": 1})
+    assert changed.rows["lr: 1 → 2"][0].text == "\N{MINUS SIGN}0.40"
 
 
 def test_lost_jobs_stand_in_place_of_the_mean_of_the_others(store):

@@ -106,10 +106,10 @@ def results(jobs: "pd.DataFrame", rows: Sequence[str] = (), shown: Sequence[str]
 
     `rows` are the settings with rows of their own, by default as many of those that vary as
     MOST_ROWS allow; for the others, the values with the best validation results are chosen, for
-    each task. `shown` are the metrics, by default all with results. The best row by validation
-    results has a dagger; it is bold, and so are those whose test results cannot be told apart from
-    its own. Raises NoResults if there are no results, SettingsError for an unknown setting or
-    metric.
+    each task. `shown` are the metrics, by default as many as MOST_COLUMNS allow. The best row by
+    validation results has a dagger; it is bold, and so are those whose test results cannot be told
+    apart from its own. Raises NoResults if there are no results, SettingsError for an unknown
+    setting or metric.
     """
     by = _known("setting", rows, jobs.attrs["settings"]) or _fitting(jobs)
     grid, (metrics, others) = _Grid(_tried(jobs), by), _metrics(jobs, shown)
@@ -174,7 +174,9 @@ def ablation(jobs: "pd.DataFrame", baseline: Mapping[str, Any], shown: Sequence[
             widths = [_scaled(one.estimate.interval, each[n]) for n, one in found.items()]
             decimals = _decimals(widths, [])
             base = _column({reference: each[reference]}, alike)[reference]
-            cells = [_change(each[n], found.get(n), alike[n], decimals) for n in changes]
+            cells = [
+                _change(each[n], each[reference], found.get(n), alike[n], decimals) for n in changes
+            ]
             table.add(Column(_title(metric), task), [base, *cells])
             for name, one in each.items():
                 record = _record(grid, name, alike[name], task, one)
@@ -203,7 +205,7 @@ def cost(jobs: "pd.DataFrame", rows: Sequence[str] = ()) -> Table:
     names = [name for name in COSTS if len(groups.finite(jobs, name))]
     if not names:
         raise NoResults("the jobs have no record of what they cost")
-    alike = groups.groups(jobs, by)
+    alike = {name or ALL: found for name, found in groups.groups(jobs, by).items()}
     table = Table(_Grid(jobs, by).corner, rows={name: [] for name in alike})
     table.add(Column("jobs"), [Cell(str(len(found))) for found in alike.values()])
     spent = tables.spent(jobs.attrs["experiment"])
@@ -402,14 +404,21 @@ def _cell(
 
 
 def _change(
-    each: Sample, found: Difference | None, tried: "pd.DataFrame", decimals: int | None
+    each: Sample,
+    base: Sample,
+    found: Difference | None,
+    tried: "pd.DataFrame",
+    decimals: int | None,
 ) -> Cell:
-    lost = _lost(tried)
-    if lost or found is None:
+    """How a row differs from the baseline; without an interval if there are too few repeats."""
+    text, log = (_ratio, True) if each.metric.log else (_signed, False)
+    if (lost := _lost(tried)) or not (len(each) and len(base)):
         return lost or Cell(NOTHING)
-    text = _ratio if each.metric.log else _signed
-    cell = _cell(_scaled(found.estimate.interval, each), len(each), decimals, text)
-    return Cell(cell.text, cell.half, found.is_certain)
+    if found:
+        cell = _cell(_scaled(found.estimate.interval, each), len(each), decimals, text)
+        return Cell(cell.text, cell.half, found.is_certain)
+    mine, its = each.estimate.interval.mean, base.estimate.interval.mean
+    return Cell(text(float(mine / its if log else each.metric.factor * (mine - its)), decimals))
 
 
 def _decimals(found: Sequence[Interval], values: Sequence[float]) -> int | None:
