@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from labjobs import exit_status, files, installation, layout, settings
 from labjobs.cli.flags import of as settings_flags
@@ -61,7 +61,8 @@ def _confirm(folder: Path, wanted: list[tuple[str, int]]) -> list[tuple[str, int
         of_run = [entry.job.id for entry in entries if entry.script == identity.DEFAULT]
         asked = json.dumps({"count": int(count), "ids": of_run})
         command = [sys.executable, "-m", "labjobs.commands.confirm"]
-        done = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=PROJECT)
+        how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "cwd": PROJECT}
+        done = subprocess.run(command, input=asked, **how)
         if done.returncode:
             raise SettingsError(mlflow_client.last_line(done.stderr))
         jobs = json.loads(done.stdout)

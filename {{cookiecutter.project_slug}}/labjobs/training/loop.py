@@ -521,7 +521,7 @@ class Job(Generic[S]):
         Raises JobError for values of different numbers of examples, or unlike those of earlier
         batches.
         """
-        self._outputs.add({**outputs.of_each(measured, values), **values})
+        self._outputs.add(values, measured)
 
     # The end.
 

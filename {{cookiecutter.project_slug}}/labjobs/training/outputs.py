@@ -64,14 +64,19 @@ class Outputs:
         self.batch_of: Batches | None = None
         """Where the batch comes from whose outputs are added next; None if that is not known."""
 
-    def add(self, values: Mapping[str, Value]) -> None:
-        """Add all that is kept of a batch. Nothing here waits for the device, unless the copies of
+    def add(self, values: Mapping[str, Value], measured: Mapping[str, Any] = {}) -> None:
+        """Add all that is kept of a batch, and what of `measured` has a value (B,) for each of its
+        examples. Nothing here waits for the device, unless the copies of
         AHEAD batches are late.
 
         Raises JobError for values of different lengths, or unlike those of earlier batches.
         """
         columns = dict(column for each in values.items() for column in _columns(*each))
-        self._sizes.append(_examples(values))
+        size = _examples(values)
+        for name, each in measured.items():
+            if isinstance(each, Tensor) and each.shape == (size,):
+                columns.setdefault(name, each)
+        self._sizes.append(size)
         self._sources.add(self.batch_of)
         self.batch_of = None
         copies = {name: self._to_host(value) for name, value in columns.items()}
@@ -195,16 +200,6 @@ def _examples(values: Mapping[str, Value]) -> int:
         each = ", ".join(f"{length} of {name}" for name, length in lengths.items())
         raise JobError(f"job.keep_outputs: needs a value for each example, but has {each}")
     return next(iter(lengths.values()), 0)
-
-
-def of_each(measured: Mapping[str, Any], values: Mapping[str, Value]) -> dict[str, Tensor]:
-    """Return what of `measured` has a value for each example that other values are of."""
-    shape = (_examples(values),)
-    return {
-        name: each
-        for name, each in measured.items()
-        if isinstance(each, Tensor) and each.shape == shape
-    }
 
 
 def in_order(parts: list[Arrays]) -> Arrays:
