@@ -135,16 +135,17 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         before, now = Version(arguments.before, folder), Version("", folder)
-        rows = [
+        rows = (
             [WAYS[way], spread(ratios(before, now, way, arguments.rounds))]
             for way in arguments.ways
-        ]
-    about = (
-        f"{machine('torch', 'mlflow')}; n = {arguments.rounds} rounds, in turn. What this version "
-        f"takes as a ratio to commit {arguments.before[:9]} in the same round: median (least to "
-        f"most). `python benchmarks/versions.py --before {arguments.before[:9]}` makes this page."
-    )
-    page("This version and an earlier one", about, ["", "ratio"], rows)
+        )
+        about = (
+            f"{machine('torch', 'mlflow')}; n = {arguments.rounds} rounds, in turn. What this "
+            f"version takes as a ratio to commit {arguments.before[:9]} in the same round: median "
+            f"(least to most). `python benchmarks/versions.py --before {arguments.before[:9]}` "
+            "makes this page."
+        )
+        page("This version and an earlier one", about, ["", "ratio"], rows)
 
 
 if __name__ == "__main__":
