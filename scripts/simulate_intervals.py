@@ -220,10 +220,7 @@ def main() -> None:
     table(["", "the mean's interval", "two equal told apart"], folds(random, trials // 4))
     print("\nHow often any of several equal methods is told apart from the first:\n")
     table(["", "told apart"], methods(random, trials))
-    print(
-        "\nThe best of equal methods by validation: what is reported, minus the truth, in standard"
-    )
-    print("deviations of a job:\n")
+    print("\nThe best of equal methods: what is reported, minus the truth, in SDs of a job:\n")
     table(["", "validation", "test", "test, after `confirm`"], choices(random, trials))
 
 
