@@ -5,7 +5,7 @@ seeds that had no part in the choice say how good it is; tables report these alo
 function of the results that the grid's jobs have, so they are the same each time.
 
 `python -m labjobs.commands.confirm` reads how many seeds are wanted and which jobs there are, and
-prints the words of the jobs to run; none if the results of some are not there yet.
+prints the arguments of the jobs to run: nothing while a job of the grid has no results.
 """
 
 import json
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def jobs(count: int, ids: list[str]) -> list[list[str]]:
-    """Return the words of the jobs that confirm the best of some jobs of run.py on each task, with
-    so many seeds; none if some have no results with the present code yet. Raises SettingsError if
-    nothing can be chosen or there are no seeds."""
+    """Return the arguments of run.py for the jobs that confirm the best of these on each task, with
+    `count` fresh seeds each; an empty list while one has no results with the present code. Raises
+    SettingsError if nothing can be chosen or there are no seeds."""
     kind = identity.read(identity.DEFAULT).settings
     try:
         every = tables.jobs(experiment_name(), kind)

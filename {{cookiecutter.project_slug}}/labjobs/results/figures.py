@@ -285,8 +285,9 @@ def _limit(
     room: float,
     seen: float = np.nan,
 ) -> str:
-    """Set the limits of axes that are shared by values, without a fraction of them, and with at
-    most some room for what else is drawn; another value may have to be `seen`."""
+    """Set the limits of axes to the sampled values, all but the fraction `hidden` of the worst;
+    what else is drawn adds at most `room`, a fraction of their range. The value `seen` is always
+    within the limits. Return what the caption has to say of values beyond them."""
     values = metric.checked([value for each in samples for value in each])
     values = values[np.isfinite(values)]
     if not len(values):

@@ -54,7 +54,8 @@ TAIL = 65_536
 class Entry:
     """A job of the grid; `number` is its place there, from 1. `state` is its state before the
     sweep, with details `about` it; `status` is the exit status with which the sweep has run it,
-    after so many `retries`. `moved` says that it has left a broken GPU.
+    after so many `retries`. If `moved`, its GPU broke and the sweep
+    has started it on another.
     """
 
     number: int
