@@ -105,6 +105,8 @@ def as_text(value: Any) -> str:
 
 def as_plain(value: Any) -> Any:
     """Return a value as JSON can hold it, in one form: 1.0 is 1, -0.0 is 0, a path is its text."""
+    if type(value) in (str, int, bool):  # most are, of thousands of jobs
+        return value
     if isinstance(value, float):
         return int(value) if value.is_integer() else value
     if isinstance(value, tuple | list):

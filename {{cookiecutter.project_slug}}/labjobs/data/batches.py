@@ -144,7 +144,8 @@ class Resident:
         self._leaves: list[Tensor] = trees.leaves(stored.examples)
         batch = order.batch_size * sum(leaf[:1].nbytes for leaf in self._leaves)
         self._at_once = order.batch_size * max(1, GATHERED // max(1, batch))
-        self._filled = partial(trees.filled, stored.examples)
+        flat = type(stored.examples) is tuple and len(stored.examples) == len(self._leaves)
+        self._filled = tuple if flat else partial(trees.filled, stored.examples)
 
     def epoch(self, number: int, done: int) -> Iterator[Any]:
         """Yield the batches of one epoch but the first `done`."""

@@ -11,7 +11,7 @@ import platform
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain, filterfalse
 from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar
@@ -48,7 +48,7 @@ class JobFolder(Generic[S]):
         self.settings, self.runtime, self.metrics, self.script = settings, runtime, metrics, script
         self.id = identity.job_id(settings, script)
         self.label = f"job {self.id}"
-        self.runs_root = runtime.runs_root.expanduser().resolve()
+        self.runs_root = _resolved(runtime.runs_root)
         self.root = self.runs_root / self.id
         self.interruption = Interruption()
         attempts.name_input(self.id, settings, script)
@@ -78,9 +78,10 @@ class JobFolder(Generic[S]):
         the same; with --continue-anyway, the folder of the last attempt that was stopped, if there
         is no other."""
         own = self.root / attempts.name(self.code.digest)
+        if attempts.begun(own) and not self.change_since(own):
+            return own  # as of most jobs, whose others need not be looked for
         newest_first = attempts.all_of(self.root)[::-1]
-        own_first = sorted(newest_first, key=lambda path: path != own)  # most jobs have no other
-        found: Iterator[Path] = filterfalse(self.change_since, own_first)
+        found: Iterator[Path] = filterfalse(self.change_since, newest_first)
         if self.runtime.continue_anyway:
             found = chain(found, filter(attempts.can_go_on, newest_first))
         return next(found, None) or attempts.free(own)
@@ -287,6 +288,11 @@ class JobFolder(Generic[S]):
             log.warning("added to the job's fingerprint, since it ran: %s", ", ".join(names))
             self._write_settings()
             self.journal.tags({"code": code_evidence.digest(self.path)})
+
+
+@cache  # once for thousands of jobs
+def _resolved(path: Path) -> Path:
+    return path.expanduser().resolve()
 
 
 def owner_of(folder: Path) -> str:
