@@ -1,5 +1,6 @@
-"""The code's fingerprint on other versions of Python: for the same code it is the same."""
+"""The code's fingerprint on other versions of Python, and what they report of the code that runs."""
 
+import importlib
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from code_edits import INNER, JOBS, student_files, write
+from labjobs.evidence.fingerprint import Watch
 
 DIGESTS = """
 import json, sys
@@ -43,3 +45,12 @@ def test_it_is_the_same(tmp_path, version):
         for each in (sys.executable, other)
     )
     assert one == two != ""
+
+
+def test_generated_functions_are_not_the_projects(tmp_path, monkeypatch):
+    """Python 3.12 and later report them too, with names of files such as <string>."""
+    monkeypatch.chdir(tmp_path)
+    watch = Watch(tmp_path)
+    watch.note(eval("lambda: 0").__code__)
+    watch.note(importlib._bootstrap._find_spec.__code__)
+    assert not watch.ran

@@ -477,7 +477,8 @@ class Watch:
     def note(self, called: CodeType) -> None:
         """Note that a function was called."""
         is_function = called.co_flags & inspect.CO_OPTIMIZED  # not the body of a module or class
-        if is_function and os.path.abspath(called.co_filename).startswith(self._folder):
+        file = called.co_filename  # of generated code: <string>, <frozen …>
+        if is_function and file[:1] != "<" and os.path.abspath(file).startswith(self._folder):
             self.noted.add(called)
 
 
