@@ -11,6 +11,7 @@ import pytest
 from faults import Project, one_line, succeeded
 from repository import REPOSITORY
 from sweeps import write_grid
+from test_project import check
 
 ENGINE = REPOSITORY / "{{cookiecutter.project_slug}}" / "labjobs"
 SHORT = ("--epochs", "1", "--quiet")
@@ -92,6 +93,10 @@ def test_the_same_wheel_is_packed_each_time_with_all_that_belongs_to_it(make):
         "labjobs/commit.txt"
     }
     assert {"labjobs/LICENSE", "labjobs/py.typed", "labjobs/sweeps/sweep.sh"} <= names
+
+
+def test_what_its_workflow_checks_of_the_style_passes(make):
+    check("ruff check", make(engine="package"))
 
 
 def test_a_project_asks_for_what_its_engine_needs(make):

@@ -114,6 +114,16 @@ def test_what_has_no_row_is_tuned_by_validation_and_named(store):
         paper_tables.results(tables.jobs("tuned"), shown=["acc"])
 
 
+def test_rows_of_whole_numbers_beside_fractions(store):
+    for epochs in (64, 128):
+        grid(store, "mixed", {0.1: 0.9, 0.2: 0.8}, epochs=epochs)
+    table = paper_tables.results(tables.jobs("mixed"), shown=["accuracy"])
+    assert len(table.rows) == 4
+    assert all(re.match(r"0\.[89]", row[0].text) for row in table.rows.values())
+    assert {record["epochs"] for record in table.records} == {64, 128}
+    assert all(isinstance(record["epochs"], int) for record in table.records)
+
+
 def test_an_ablation_changes_one_setting_of_the_baseline(store):
     for model in ("mlp", "convnet"):
         grid(store, "ablation", {1: 0.9, 2: 0.7}, model=model)

@@ -250,7 +250,8 @@ class _Grid:
     def settings(self) -> "dict[str, pd.Series[Any]]":
         """The settings of each row."""
         every = groups.groups(self.jobs, self.by)
-        return {name or ALL: found[self.by].iloc[0] for name, found in every.items()}
+        kept = self.jobs[self.by].astype(object)  # else 64 beside 0.1 would be 64.0
+        return {name or ALL: kept.loc[found.index[0]] for name, found in every.items()}
 
     @property
     def names(self) -> list[str]:
@@ -264,8 +265,8 @@ class _Grid:
             of_row = own[self.labels[own.index] == name]
             kept = of_row.index.intersection(chosen.index)
             if len(kept):
-                same = of_row[rest].map(str) == of_row.loc[kept[0], rest].map(str)
-                of_row = of_row[same.all(axis=1)]
+                texts = of_row[rest].map(str)
+                of_row = of_row[(texts == texts.loc[kept[0]]).all(axis=1)]
                 confirming = groups.confirming(of_row)
                 of_row = of_row[confirming] if confirming.any() else of_row
             found[name] = of_row
