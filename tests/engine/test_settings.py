@@ -138,6 +138,7 @@ def test_text_is_passed_on_exactly(note):
         ("--dataset svhn", "--dataset svhn: must be digits or mnist"),
         ("--pretrained maybe", "--pretrained maybe: must be on or off"),
         ("--monitor val_mea", "--monitor val_mea: METRICS in settings.py has no mea (did you mean"),
+        ("--monitor mae", "--monitor mae: must be none, or val_ and a metric; did you mean"),
         ("--steps 5 --epochs 3", "--epochs and --steps: give only one of them"),
         ("--seed 13", "--seed 13: brings bad luck"),
         ("--note \udce9", "--note \udce9: must be text in UTF-8"),

@@ -67,6 +67,8 @@ def monitors(metrics: Mapping[str, Metric]) -> tuple[str, ...]:
 def no_monitor(name: str, metrics: Mapping[str, Metric]) -> str:
     """Return why this cannot be the --monitor of a job, and what to do."""
     known, measured = did_you_mean(name, monitors(metrics)), name.removeprefix("val_")
+    if measured == name:
+        return f"must be none, or val_ and a metric; {known}"
     return f"METRICS in settings.py has no {measured} ({known}); add a line if it is measured"
 
 

@@ -59,6 +59,7 @@ def print_docs(wanted: str) -> int:
     if not wanted:
         for name, lines in pages.items():
             print(f"{name:{max(map(len, pages))}}  {lines[0].removeprefix('# ')}")
+        print("python jobs.py docs NAME shows a page, docs WORD the lines that have a word")
     elif wanted in pages:
         # A pager waits for keys, which a program that reads the page does not press.
         (pydoc.pager if sys.stdout.isatty() else print)("\n".join(pages[wanted]))

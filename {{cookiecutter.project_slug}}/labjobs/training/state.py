@@ -252,8 +252,7 @@ def attempt_to_load(job_id: str, runs_root: Path | None = None) -> tuple[Path, s
     found = [path for path in attempts.all_of(job) if (path / layout.BEST).exists()]
     if not found:
         raise JobError(
-            f"{shown(job)}/*/best.pt: not found; the job has kept no weights, which it does at its "
-            "first evaluation"
+            f"{shown(job)}/*/best.pt: not found; a job keeps weights from its first evaluation on"
         )
     found.sort(key=lambda path: attempts.status_of(path) == "finished")
     changes = [(path, attempts.change_since(job_id, path, root)) for path in reversed(found)]
