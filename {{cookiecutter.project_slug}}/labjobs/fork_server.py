@@ -248,7 +248,10 @@ def run(request: Mapping[str, Any], files: Sequence[int]) -> NoReturn:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    os.chdir(request["folder"])
+    try:
+        os.chdir(request["folder"])
+    except FileNotFoundError:  # its sweep has ended meanwhile
+        os._exit(1)
     os.environ.clear()
     os.environ.update(request["env"])
     gc.freeze()
