@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from faults import ended, one_line, silent, succeeded, wait_until
-from sweeps import Lab, light, write_grid
+from sweeps import Lab, light, write_grid, write_lines
 
 QUICK = "--epochs 1 --batch-size 256 --device cpu"
 NOTE = "-- it's $(touch oops); `touch oops` \"* \\n\n${HOME} é"
@@ -228,6 +228,21 @@ def test_each_flag_of_a_search_has_a_sequence_of_its_own(lab):
     assert all(("seed=0" in line) == ("note=a" in line) for line in lines), lines
     lab.write_lines("search 6 --note 'choice a b c' --seed 'int 1 2'")
     assert len({*listed(lab)[:-1]}) == 6
+
+
+def test_a_draw_is_recorded_with_its_job_and_stays(project):
+    rate = "log 1e-3 1e-2"
+    search = f"search 2 seed=3 --lr '{rate}' -- --steps 8 --batch-size 256 --device cpu"
+    write_lines(project.root, search, f"{search} --seed 1", "job --steps 8 --seed 2 --device cpu")
+    done = succeeded(project.do("bash", "run.sh"))
+    tags = """SELECT value, COUNT(*) FROM tags JOIN runs USING (run_uuid)
+    WHERE key = 'search' AND lifecycle_stage = 'active' GROUP BY value ORDER BY value"""
+    drawn = {"seed": 3, "ranges": {"--lr": rate}}
+    expected = [(json.dumps({**drawn, "index": index}), 2) for index in (0, 1)]
+    assert project.ask(tags) == expected
+    again = next(line for line in done.stdout.splitlines() if "--lr=" in line).split("cpu: ")[1]
+    succeeded(project.do("python", *again.split(), "--force"))
+    assert project.ask(tags) == expected
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,9 @@ PROFILE = "profile.txt"
 PROFILE_JSON = "profile.json"
 BEFORE = "before"  # what there was until an attempt started over, until the new one has finished
 
+# In a job's folder, beside its attempts
+DRAWN = "drawn.json"  # by `search` of run.sh
+
 # In the folder of runs, shared by its jobs
 DATA_LISTS = ".data"
 SPLITS = ".splits"

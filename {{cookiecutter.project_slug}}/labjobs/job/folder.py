@@ -142,6 +142,12 @@ class JobFolder(Generic[S]):
             return len(journal.lines_of(self.path)) == int(outcome["lines"])
         return False
 
+    @property
+    def drawn(self) -> dict[str, Any]:
+        """Which draw of which `search` in run.sh the job is; empty if it is none."""
+        found = read_record(self.root / layout.DRAWN)
+        return dict(found["draw"]) if found.get("id") == self.id else {}
+
     # An attempt, from its lock to its outcome, in this order.
 
     def make(self) -> None:

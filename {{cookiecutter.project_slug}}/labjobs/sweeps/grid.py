@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,12 +55,13 @@ class Entry:
     """A job of the grid; `number` is its place there, from 1. `state` is its state before the
     sweep, with details `about` it; `status` is the exit status with which the sweep has run it,
     after so many `retries`. If `moved`, its GPU broke and the sweep
-    has started it on another.
+    has started it on another. `drawn` is which draw of which search it is.
     """
 
     number: int
     script: str
     flags: list[str]
+    drawn: Mapping[str, Any] = field(default_factory=dict)
     job: JobFolder[Any] = field(init=False)
     state: str = ""
     about: str = ""
@@ -105,6 +106,13 @@ class Entry:
         settings, runtime = parser.parse(script.settings, Runtime, self.flags)
         self.job = JobFolder(settings, runtime, script.metrics, script.name)
 
+    def make(self) -> None:
+        """Make its folder, with the draw that it is: figures then know which jobs are a sample.
+        Raises SettingsError if the job cannot write."""
+        self.job.make()
+        if self.drawn:
+            files.write_record(self.job.root / layout.DRAWN, {"id": self.job.id, "draw": self.drawn})
+
 
 def entries(grid: Path) -> list[Entry]:
     """Return the jobs in a sweep's file."""
@@ -117,7 +125,7 @@ def confirmations(grid: Path) -> list[tuple[str, int]]:
     many jobs are named before it."""
     text = os.fsdecode(grid.read_bytes())
     found, before = [], 0
-    for words in _commands(iter(text.split("\0")[:-1])):
+    for words, _ in _commands(iter(text.split("\0")[:-1])):
         if words[:1] == [CONFIRM]:
             found.append((words[1], before))
         else:
@@ -167,15 +175,15 @@ def described(error: Exception) -> str:
 
 
 def _entries(words: Iterator[str]) -> Iterator[Entry]:
-    named = (given for given in _commands(words) if given[:1] != [CONFIRM])
-    for number, given in enumerate(named, start=1):
+    named = ((given, drawn) for given, drawn in _commands(words) if given[:1] != [CONFIRM])
+    for number, (given, drawn) in enumerate(named, start=1):
         is_named = bool(given) and given[0].endswith(".py") and not given[0].startswith("-")
         script = given.pop(0).removesuffix(".py") if is_named else identity.DEFAULT
-        yield Entry(number, script, given)
+        yield Entry(number, script, given, drawn)
 
 
-def _commands(words: Iterator[str]) -> Iterator[list[str]]:
-    """The words of each job, those that `search` draws among them."""
+def _commands(words: Iterator[str]) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """The words of each job, and which draw it is if `search` has drawn it."""
     for count in words:
         if count == END:
             return
@@ -183,7 +191,7 @@ def _commands(words: Iterator[str]) -> Iterator[list[str]]:
             case ["search", *ranges]:
                 yield from search.jobs(ranges)
             case given:
-                yield given
+                yield given, {}
 
 
 def _word(pipe: BinaryIO) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from labjobs.errors import SettingsError, did_you_mean
 
@@ -105,14 +105,16 @@ def parse(flag: str, text: str) -> Range:
     return Range(flag, draws[kind], condition)
 
 
-def jobs(words: list[str]) -> Iterator[list[str]]:
-    """Yield the jobs that `search` names, the words of each; none twice. Raises SettingsError."""
+def jobs(words: list[str]) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """Yield the jobs that `search` names, none twice: the words of each, and what it was drawn from
+    (`seed`, `ranges` by flag) as which draw (`index`). Raises SettingsError."""
     cut = words.index("--") if "--" in words else len(words)
     (count, *drawn), fixed = words[:cut] or [""], words[cut + 1 :]
     seed = drawn.pop(0).removeprefix("seed=") if drawn and drawn[0].startswith("seed=") else "0"
     if not (count.isdecimal() and seed.isdecimal() and int(count) < MOST):
         raise SettingsError("search: must begin with the number of jobs, such as search 20 seed=0")
     ranges, given = _ranges(drawn), _flags(fixed)
+    declared = {"seed": int(seed), "ranges": dict(zip(drawn[::2], drawn[1::2], strict=True))}
     _check(ranges, given)
     seen, index, newest = set[tuple[str, ...]](), 0, 0
     while len(seen) < int(count):
@@ -127,7 +129,7 @@ def jobs(words: list[str]) -> Iterator[list[str]]:
         if job not in seen:
             seen.add(job)
             newest = index
-            yield [*job, *fixed]
+            yield [*job, *fixed], {**declared, "index": index}
         index += 1
 
 

@@ -108,7 +108,7 @@ def _run(folder: Path, flags: Flags, sbatch: list[str], lock: int) -> int:
     if starter.check(folder):
         return exit_status.WRONG
     since = (folder / layout.CHECKED).stat().st_mtime_ns
-    grid.each(left, lambda entry: entry.job.make())
+    grid.each(left, Entry.make)
     if not provenance.version()["commit"]:
         print("no git repository here, so no commit is recorded", flush=True)
     if problem := installation.problem(PROJECT):

@@ -250,6 +250,7 @@ def tags(folder: "JobFolder[Any]") -> dict[str, str]:
         # A sweep runs jobs from a copy of the code; its name contains the time when it began.
         "sweep": "" if CODE == PROJECT else CODE.parent.name,
         "seed_group": _seed_group(folder),
+        "search": scrub(json.dumps(folder.drawn)) if folder.drawn else "",
         "inputs": ", ".join(f"{job}/{attempt}" for job, attempt in inputs.items()),
     }
     return {name: text for name, text in found.items() if text}
