@@ -236,3 +236,27 @@ def assert_one_at_a_time(intervals: list[SimpleNamespace]) -> None:
         here = sorted((i for i in intervals if i.device == device), key=lambda i: i.begun)
         for one, after in pairwise(here):
             assert one.ended <= after.begun, (one, after)
+
+
+def processes(mark: str) -> dict[int, str]:
+    """What runs of sweeps with a mark in their environment, by pid: queues, servers of jobs or
+    couriers, and jobs."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                command, name = (folder / "cmdline").read_text(), (folder / "comm").read_text()
+                if command:  # else it is dead, and not yet waited for
+                    found[int(folder.name)] = role(name.strip(), command)
+        except OSError:
+            continue
+    return found
+
+
+def role(name: str, command: str) -> str:
+    """What a process of a sweep is there for."""
+    if name == "run.py" or "/code/run.py" in command:  # a fork, or started cold
+        return "job"
+    if "fork_server.py" in command:
+        return "couriers" if "mlflow" in command else "server"
+    return "queue" if "labjobs.sweeps.sweep" in command else ""

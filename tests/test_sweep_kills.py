@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from faults import ended, kill, succeeded, wait_until
-from sweeps import Lab, assert_one_at_a_time, light
+from sweeps import Lab, assert_one_at_a_time, light, processes
 
 pytestmark = pytest.mark.full
 
@@ -25,34 +25,16 @@ def lab(project, tmp_path):
     return Lab(project, tmp_path, gpus=3)
 
 
-def processes(lab: Lab) -> dict[int, str]:
-    """What runs of a lab's sweeps, by pid: its queues, servers of jobs or couriers, and jobs."""
-    mark, found = f"INTERVALS={lab.intervals_file}".encode(), {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
-                command, name = (folder / "cmdline").read_text(), (folder / "comm").read_text()
-                if command:  # else it is dead, and not yet waited for
-                    found[int(folder.name)] = role(name.strip(), command)
-        except OSError:
-            continue
-    return found
-
-
-def role(name: str, command: str) -> str:
-    """What a process of a sweep is there for."""
-    if name == "run.py" or "/code/run.py" in command:  # a fork, or started cold
-        return "job"
-    if "fork_server.py" in command:
-        return "couriers" if "mlflow" in command else "server"
-    return "queue" if "labjobs.sweeps.sweep" in command else ""
+def of(lab: Lab) -> str:
+    """What all processes of a lab's sweeps have in their environment."""
+    return f"INTERVALS={lab.intervals_file}"
 
 
 def victim(sweep: subprocess.Popen[str], lab: Lab, whom: str) -> int | None:
     """The pid of run.sh, or of one of the other processes of its sweep."""
     if whom == "run.sh":
         return sweep.pid
-    return next((pid for pid, each in processes(lab).items() if each == whom), None)
+    return next((pid for pid, each in processes(of(lab)).items() if each == whom), None)
 
 
 def free(lock: Path) -> bool:
@@ -86,7 +68,7 @@ def test_killed_at_random_instants(lab, pytestconfig):
     assert [outcome["status"] for outcome in outcomes] == ["finished"] * len(jobs)
     assert max(Counter(i.job for i in lab.intervals()).values()) == 1
     assert_one_at_a_time(lab.intervals())
-    wait_until(lambda: not processes(lab))
+    wait_until(lambda: not processes(of(lab)))
     assert all(map(free, (lab.machine / "locks").iterdir()))
     print(f"{kills} kills, {len(jobs)} jobs finished once:", dict(sorted(hit.items())))
 
@@ -125,4 +107,4 @@ def test_a_second_signal(lab, handler, number, printed, status):
     stopped = ended(sweep)
     assert stopped.returncode == status
     assert stopped.stdout.endswith("; 1 interrupted\n")
-    wait_until(lambda: not processes(lab))
+    wait_until(lambda: not processes(of(lab)))

@@ -32,6 +32,9 @@ from labjobs.settings import Metric, as_plain
 
 S = TypeVar("S")
 
+STOPPED = "stopped"
+"""The tag of a run that a search has stopped, with the rung, `at 2e`; `false` once it trains on."""
+
 WIDTH = 512
 """Bytes of a lock file."""
 
@@ -224,6 +227,8 @@ class JobFolder(Generic[S]):
         changes, diff = self.path / "changes.diff", provenance.version()["changes"]
         write_text(changes, diff) if diff else changes.unlink(missing_ok=True)
         self._watch = fingerprint.begin(CODE)
+        if STOPPED in self.journal.tags_before:
+            self.journal.tags({STOPPED: "false"})
 
     def close(self, status: str, said: str) -> None:
         """Write down how the job ended, and its last line."""
@@ -252,6 +257,24 @@ class JobFolder(Generic[S]):
         data_evidence.forget(self.path)
         if status == "finished":
             shutil.rmtree(self.path / layout.BEFORE, ignore_errors=True)
+
+    def note_stop(self, where: str) -> bool:
+        """Note that a search has stopped the job, in its outcome and its journal; return whether
+        that is new. A job that is running or whose journal is damaged is left alone."""
+        outcome = record_of(self.path, layout.OUTCOME)
+        if (outcome.get("status"), outcome.get("said")) == ("stopped", where):
+            return False
+        with suppress(OSError, JobError):
+            if lock := locks.take(self.path / layout.LOCK):
+                with lock:
+                    noted = Journal(self.path, "auto")
+                    noted.tags({STOPPED: where})
+                    noted.close("KILLED")
+                    about = {"schema": 1, "id": self.id, **outcome, "lines": noted.lines}
+                    about |= {"status": "stopped", "said": where, "journal": noted.start["journal"]}
+                    write_record(self.path / layout.OUTCOME, about)
+                    return True
+        return False
 
     def _open_log(self) -> None:
         file = logging.FileHandler(self.path / layout.LOG, encoding="utf-8")

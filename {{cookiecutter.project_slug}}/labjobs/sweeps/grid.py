@@ -1,10 +1,11 @@
 """The jobs that run.sh's grid names: from words such as `analyse.py --lr 1` to jobs.
 
-Words without a script are for run.py; `search` and ranges stand for several jobs (search.py). In
-the sweep's folder, the file `grid` has all of them: for each, the number of its words, then the
-words, each ended by NUL. While the grid runs, captured jobs, as in `id=$(job …)`, come in the same
-form through the pipe `asked`; their ids are returned through the pipe `answered`, a line each,
-which is empty if the words are wrong.
+Words without a script are for run.py; `search` and ranges stand for several jobs (search.py), and
+what follows `halving` trains on rung by rung (halving.py), up to `keep_all`. In the sweep's folder,
+the file `grid` has all of them: for each, the number of its words, then the words, each ended by
+NUL. While the grid runs, captured jobs, as in `id=$(job …)`, come in the same form through the pipe
+`asked`; their ids are returned through the pipe `answered`, a line each, which is empty if the
+words are wrong.
 """
 
 import os
@@ -24,15 +25,15 @@ from labjobs.files import shown
 from labjobs.job import identity
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
-from labjobs.job.terminal import leave
+from labjobs.job.terminal import counted, leave
+from labjobs.settings import Span
 from labjobs.sources import fault
 from labjobs.sweeps import search
+from labjobs.sweeps.halving import Bracket, Halving
+from labjobs.sweeps.halving import read as read_halving
 
 NO_JOB = {"-h", "--help", "--check", "--scratch"}
 """Flags with which a script does not run a job."""
-
-CONFIRM = "confirm"
-"""In the place of a job: what the jobs before it have chosen is to be confirmed."""
 
 END = "end"
 """Sent instead of a number of words when the grid is complete."""
@@ -55,13 +56,17 @@ class Entry:
     """A job of the grid; `number` is its place there, from 1. `state` is its state before the
     sweep, with details `about` it; `status` is the exit status with which the sweep has run it,
     after so many `retries`. If `moved`, its GPU broke and the sweep
-    has started it on another. `drawn` is which draw of which search it is.
+    has started it on another. `drawn` is which draw of which search it is. `halving` is the line
+    below which it stands, `bracket` the jobs that it is compared with, and `rung` where it pauses.
     """
 
     number: int
     script: str
     flags: list[str]
     drawn: Mapping[str, Any] = field(default_factory=dict)
+    halving: Halving | None = None
+    bracket: Bracket | None = None
+    rung: Span | None = None
     job: JobFolder[Any] = field(init=False)
     state: str = ""
     about: str = ""
@@ -73,7 +78,9 @@ class Entry:
     def words(self) -> list[str]:
         """The command line, after `python`; with --force for a stale job, so that it starts
         over."""
-        return [f"{self.script}.py", *self.flags, *(["--force"] if self.state == "stale" else [])]
+        more = ["--force"] if self.state == "stale" else []
+        more += [f"--pause-after={self.rung}"] if self.rung else []
+        return [f"{self.script}.py", *self.flags, *more]
 
     @property
     def inputs(self) -> list[str]:
@@ -83,13 +90,18 @@ class Entry:
     @property
     def state_after(self) -> str:
         """Its state after the sweep."""
+        state = self._own_state_after
+        return self.bracket.state(self.job, state) if self.bracket else state
+
+    @property
+    def _own_state_after(self) -> str:
         if self.status is None:
             waits = {*STARTED, "running"} - {"unsent"}
             return "not started" if self.state in waits else self.state
         wrote = files.read_record(self.job.path / layout.OUTCOME).get("status")
         match self.status:
             case exit_status.DONE:
-                return "paused" if wrote == "paused" else "finished"
+                return wrote if wrote in ("paused", "stopped") else "finished"
             case exit_status.FAILED | exit_status.WRONG:
                 return "diverged" if wrote == "diverged" else "failed"
             case exit_status.NOT_UPLOADED:
@@ -111,7 +123,8 @@ class Entry:
         Raises SettingsError if the job cannot write."""
         self.job.make()
         if self.drawn:
-            files.write_record(self.job.root / layout.DRAWN, {"id": self.job.id, "draw": self.drawn})
+            record = {"id": self.job.id, "draw": self.drawn}
+            files.write_record(self.job.root / layout.DRAWN, record)
 
 
 def entries(grid: Path) -> list[Entry]:
@@ -126,17 +139,20 @@ def confirmations(grid: Path) -> list[tuple[str, int]]:
     text = os.fsdecode(grid.read_bytes())
     found, before = [], 0
     for words, _ in _commands(iter(text.split("\0")[:-1])):
-        if words[:1] == [CONFIRM]:
-            found.append((words[1], before))
-        else:
-            before += 1
+        match words:
+            case ["confirm", count]:
+                found.append((count, before))
+            case ["halving" | "keep_all", *_]:
+                pass
+            case _:
+                before += 1
     return found
 
 
 def add(grid: Path, jobs: Iterable[Sequence[str]]) -> None:
     """Add jobs to a sweep's file."""
     with grid.open("ab") as file:
-        for words in jobs:
+        for words in [["keep_all"], *jobs]:
             file.write(b"".join(os.fsencode(f"{word}\0") for word in (str(len(words)), *words)))
 
 
@@ -175,11 +191,21 @@ def described(error: Exception) -> str:
 
 
 def _entries(words: Iterator[str]) -> Iterator[Entry]:
-    named = ((given, drawn) for given, drawn in _commands(words) if given[:1] != [CONFIRM])
-    for number, (given, drawn) in enumerate(named, start=1):
-        is_named = bool(given) and given[0].endswith(".py") and not given[0].startswith("-")
-        script = given.pop(0).removesuffix(".py") if is_named else identity.DEFAULT
-        yield Entry(number, script, given, drawn)
+    number, halvings, halving = 0, 0, None
+    for given, drawn in _commands(words):
+        match given:
+            case ["halving", *rungs]:
+                halvings += 1
+                halving = read_halving(halvings, rungs)
+            case ["keep_all"]:
+                halving = None
+            case ["confirm", *_]:
+                pass
+            case _:
+                number += 1
+                is_named = bool(given) and given[0].endswith(".py") and not given[0].startswith("-")
+                script = given.pop(0).removesuffix(".py") if is_named else identity.DEFAULT
+                yield Entry(number, script, given, drawn, halving)
 
 
 def _commands(words: Iterator[str]) -> Iterator[tuple[list[str], dict[str, Any]]]:
@@ -224,10 +250,21 @@ def summary(entries: Sequence[Entry], stopped: int = 0) -> int:
     others = ", ".join(f"{n} {state}" for state, n in sorted(count.items()) if state != "finished")
     line = f"{count['finished']} of {count.total()} jobs finished, {now} of them now"
     leave(exit_status.DONE, line + (others and f"; {others}"))
+    missing = sorted({job for entry in entries if entry.bracket for job in entry.bracket.missing})
+    if missing and not stopped:
+        line = f"run.sh: halving waits for {counted(len(missing), 'job')}, such as {missing[0]}"
+        leave(exit_status.FAILED, line)
     if count["unsent"]:
         line = "run.sh: some results are not uploaded yet; the same command uploads them"
         leave(exit_status.NOT_UPLOADED, line)
-    return stopped or (1 if LEFT & count.keys() else 3 if count["unsent"] else 0)
+    left = missing or LEFT & count.keys()
+    return stopped or (1 if left else 3 if count["unsent"] else 0)
+
+
+def stopped(entries: Iterable[Entry]) -> list[tuple[Entry, Span]]:
+    """Return the jobs that halving has stopped, each with its rung."""
+    each = [(e, e.bracket.stopped_at(e.job)) for e in entries if e.bracket]
+    return [(entry, rung) for entry, rung in each if rung]
 
 
 def name(entries: Iterable[Entry], named: Set[str]) -> None:

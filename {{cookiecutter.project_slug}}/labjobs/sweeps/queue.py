@@ -58,6 +58,7 @@ class Queue:
         self._flags, self._since = flags, since
         self._workers = [Worker(place) for place in places]
         own = {entry.job.id: entry for entry in left}
+        self._brackets = {entry.bracket for entry in left if entry.bracket}
         self._inputs = {e.number: [own[job] for job in e.inputs if job in own] for e in left}
         self._elsewhere: list[Entry] = []
         self._broken: set[str] = set()
@@ -81,7 +82,7 @@ class Queue:
     def _goes_on(self) -> bool:
         """Whether more jobs should be started; not after run.sh has ended."""
         stops = self.status or os.getppid() != self._run_sh
-        return not stops and bool(self._left or self._elsewhere)
+        return not stops and bool(self._elsewhere or self._next())
 
     def _works(self, worker: Worker) -> bool:
         return worker.gpu.device not in self._broken
@@ -95,11 +96,15 @@ class Queue:
 
     def _next(self) -> Entry | None:
         """The first job whose inputs have ended, whether or not they failed: the job itself reports
-        a failed input."""
+        a failed input. If there is none, the best that may pass its rung of a halving."""
+        leading: list[tuple[int, Entry]] = []
         for entry in self._left:
-            if all(each.status is not None for each in self._inputs[entry.number]):
+            if entry.bracket and not entry.bracket.is_due(entry.job):
+                rank = entry.bracket.lead(entry.job)
+                leading += [] if rank is None else [(rank, entry)]
+            elif all(each.status is not None for each in self._inputs[entry.number]):
                 return entry
-        return None
+        return min(leading, key=lambda each: each[0])[1] if leading else None
 
     def _begin(self, worker: Worker, entry: Entry) -> None:
         """Start a job, for the first time or again, if its place is free."""
@@ -112,11 +117,14 @@ class Queue:
         worker.said = ""
         self._left.remove(entry)
         known = (
-            None if entry.retries or entry.moved else grid.ended(entry.job.path, since=self._since)
+            None
+            if entry.retries or entry.moved or entry.bracket
+            else grid.ended(entry.job.path, since=self._since)
         )
         if known is not None:  # another sweep has run it
             self._leave(worker, entry, known)
             return
+        entry.rung = entry.bracket.pause_after(entry.job) if entry.bracket else None
         words = shlex.join(entry.words)
         self._say(entry, f"job {entry.job.id} started on {gpu.device}: {words}")
         try:
@@ -160,12 +168,25 @@ class Queue:
             self._elsewhere.append(entry)
         else:
             entry.status = status
+            self._look_at_rungs(entry)
+
+    def _look_at_rungs(self, entry: Entry) -> None:
+        """See who trains on now that a job has ended; if this one may, it comes first in the queue,
+        unless it has measured nothing at its rung."""
+        for bracket in self._brackets:
+            bracket.look()
+        came = entry.bracket and entry.rung != entry.bracket.pause_after(entry.job)
+        if came and not entry.status and entry.state_after in ("paused", "interrupted"):
+            entry.state = "interrupted"
+            self._left.insert(0, entry)
 
     def _look_elsewhere(self) -> None:
         """Put jobs back into the queue that no other process is training any more."""
         if self._elsewhere and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK
             view = states.View()
+            for bracket in self._brackets:
+                bracket.look()
             for entry in [*self._elsewhere]:
                 if view.state(entry.job).word != "running":
                     self._elsewhere.remove(entry)

@@ -5,7 +5,8 @@ stale        finished or begun with other code or data; --redo-stale runs it aga
 unsent       finished, but not everything has been uploaded
 running      a process is training it, here or elsewhere
 queued       it is in Slurm's queue
-paused       it has reached its --pause-after
+paused       it has reached its --pause-after, or a rung of a halving that is not decided yet
+stopped      others were better at a rung of a halving; without that line, it trains on
 interrupted  it stopped before its end, or was killed; it continues from its last checkpoint
 failed       it ended with an error
 diverged     its loss or its weights were no longer finite; --force starts it over
@@ -33,11 +34,11 @@ from labjobs.job.identity import identity
 from labjobs.job.terminal import counted, duration, leave
 from labjobs.sweeps import slurm
 from labjobs.sweeps.gpus import LOOK
-from labjobs.sweeps.grid import TAIL
+from labjobs.sweeps.grid import TAIL, Entry
 from labjobs.tracking import courier, stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name
 
-OVER = {"finished", "stale", "failed", "unsent", "diverged", "paused"}
+OVER = {"finished", "stale", "failed", "unsent", "diverged", "paused", "stopped"}
 """States of jobs that no running sweep will train."""
 
 
@@ -75,6 +76,14 @@ class View:
             return State("queued", f"Slurm {queued}")
         return self._by_folder(job) if counts else State("pending")
 
+    def of(self, entry: Entry) -> State:
+        """Return the state of a job of a grid: where it is halved, that says who trains on."""
+        job, (word, about) = entry.job, self.state(entry.job)
+        if not entry.bracket:
+            return State("interrupted" if word == "stopped" else word, about)
+        word, rung = entry.bracket.state(job, word), entry.bracket.stopped_at(job)
+        return State(word, f"at {rung}" if word == "stopped" else about)
+
     def warn(self) -> None:
         """Print the problems in asking the store or Slurm."""
         for problem in self.problems:
@@ -94,7 +103,7 @@ class View:
         if status == "finished":
             sent = self.known.problem and courier.delivered(job.path)
             return State("finished" if sent else "unsent")
-        if status in ("failed", "diverged"):
+        if status in ("failed", "diverged", "stopped"):
             return State(status, said)
         if status == "paused" and outcome.get("pause_after") == job.runtime.pause_after:
             return State("paused", progress(job.path))
@@ -120,11 +129,14 @@ def progress(folder: Path) -> str:
     return ""
 
 
-def show(jobs: Sequence[JobFolder[Any]], brief: bool = False, as_json: bool = False) -> Set[str]:
+def show(entries: Sequence[Entry], brief: bool = False, as_json: bool = False) -> Set[str]:
     """Print a line for each job (brief: only for jobs that run, failed or diverged), and the
     totals; or all that is known of each job, as JSON. Return the words for their states."""
     view = View()
-    states = {job: view.state(job) for job in {job.id: job for job in jobs}.values()}
+    for bracket in {entry.bracket for entry in entries if entry.bracket}:
+        bracket.look()
+    of_jobs = {entry.job.id: entry for entry in entries}.values()
+    states = {entry.job: view.of(entry) for entry in of_jobs}
     count = Counter(state.word for state in states.values())
     if as_json:
         rows = [
@@ -144,12 +156,12 @@ def show(jobs: Sequence[JobFolder[Any]], brief: bool = False, as_json: bool = Fa
     return count.keys()
 
 
-def watch(jobs: Sequence[JobFolder[Any]]) -> None:
+def watch(entries: Sequence[Entry]) -> None:
     """Keep showing the states in short, until nothing is left to run."""
     while True:
         if sys.stdout.isatty():
             print("\033[H\033[2J", end="")
-        found = show(jobs, brief=True)
+        found = show(entries, brief=True)
         if found <= OVER:
             return
         if not found & {"running", "queued"}:

@@ -23,7 +23,7 @@ from labjobs.errors import SettingsError, cause
 from labjobs.files import PROJECT
 from labjobs.job import attempts, identity, provenance, terminal
 from labjobs.job.terminal import leave
-from labjobs.sweeps import gpus, grid, slurm, states
+from labjobs.sweeps import gpus, grid, halving, slurm, states
 from labjobs.sweeps.grid import STARTED, Entry
 from labjobs.sweeps.options import Flags, read
 from labjobs.sweeps.queue import Queue
@@ -58,8 +58,9 @@ def _confirm(folder: Path, wanted: list[tuple[str, int]]) -> list[tuple[str, int
             raise SettingsError(f"confirm {count}: expects a number of seeds, such as confirm 5")
         entries = grid.entries(folder / "grid")[:before]
         _read_jobs(entries)
-        of_run = [entry.job.id for entry in entries if entry.script == identity.DEFAULT]
-        asked = json.dumps({"count": int(count), "ids": of_run})
+        ended = {entry.job.id for entry, _ in grid.stopped(entries)}
+        of_run = {entry.job.id for entry in entries if entry.script == identity.DEFAULT}
+        asked = json.dumps({"count": int(count), "ids": sorted(of_run - ended)})
         command = [sys.executable, "-m", "labjobs.commands.confirm"]
         how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "cwd": PROJECT}
         done = subprocess.run(command, input=asked, **how)
@@ -79,9 +80,10 @@ def _run(folder: Path, flags: Flags, sbatch: list[str], lock: int) -> int:
     _read_jobs(entries)
     if flags.list or flags.watch:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--list | head` prints no trace
-        jobs = [entry.job for entry in entries]
-        states.watch(jobs) if flags.watch else states.show(jobs, as_json=flags.json)
+        states.watch(entries) if flags.watch else states.show(entries, as_json=flags.json)
         return exit_status.DONE
+    if flags.slurm and any(entry.halving for entry in entries):
+        raise SettingsError("--slurm: not with halving, whose jobs wait for each other")
     states.clear_snapshots(folder)
     on_slurm, per_job = flags.slurm, flags.gpus_per_job
     places = [] if on_slurm else gpus.on_gpus(flags.gpus, flags.per_gpu or 1, per_job)
@@ -94,7 +96,7 @@ def _run(folder: Path, flags: Flags, sbatch: list[str], lock: int) -> int:
         leave(exit_status.DONE, f"nothing submitted to Slurm: {held}")
         return _name_left_out(entries)
     if not left:
-        return grid.summary(entries)
+        return _end(entries)
     _check_left(left, entries, flags)
     if not (folder / "code").exists():
         states.take_snapshot(folder / "code")
@@ -123,7 +125,20 @@ def _run(folder: Path, flags: Flags, sbatch: list[str], lock: int) -> int:
         starter = Starter(folder / "code", 1, [lock], per_job)
     queue = Queue(left, len(entries), places, starter, flags, since)
     queue.run()
-    return grid.summary(entries, queue.status)
+    return _end(entries, queue.status)
+
+
+def _end(entries: list[Entry], status: int = 0) -> int:
+    """Note which jobs halving has stopped, and print the results of the sweep; return its exit
+    status."""
+    stopped = [] if status else grid.stopped(entries)
+    noted = [e.job.runs_root for e, rung in stopped if e.job.note_stop(f"at {rung}")]
+    for runs_root in {*noted}:  # if the store is away, `jobs.py sync` sends it
+        send = "import sys, pathlib; from labjobs.tracking import courier; "
+        send += "courier.sync(pathlib.Path(sys.argv[1]))"
+        command = [sys.executable, "-c", send, str(runs_root)]
+        subprocess.run(command, cwd=PROJECT, capture_output=True)
+    return grid.summary(entries, status)
 
 
 def _read_jobs(entries: list[Entry]) -> None:
@@ -136,6 +151,27 @@ def _read_jobs(entries: list[Entry]) -> None:
         settings_flags(script.settings)  # a mistake in settings.py is reported only once
         settings.check(script.metrics)
     grid.each(entries, Entry.read)
+    _join(entries)
+
+
+def _join(entries: list[Entry]) -> None:
+    """Find out which jobs a halving compares; one that is named outside of any as well runs to its
+    end. Raises SettingsError."""
+    halved = [(entry.halving, entry.job) for entry in entries if entry.halving]
+    kept = {entry.job.id for entry in entries if not entry.halving}
+
+    def check(entry: Entry) -> None:
+        if entry.halving:
+            halving.check(entry.halving, entry.job)
+        for job in {*entry.inputs} & ({job.id for _, job in halved} - kept):
+            raise SettingsError(
+                f"its input {job} may be stopped by halving; name it after keep_all"
+            )
+
+    grid.each(entries, check)
+    brackets = halving.brackets(halved)
+    for entry in entries:
+        entry.bracket = None if entry.job.id in kept else brackets.get(entry.job.id)
 
 
 def _left(entries: list[Entry], view: states.View, flags: Flags) -> list[Entry]:
@@ -150,13 +186,15 @@ def _left(entries: list[Entry], view: states.View, flags: Flags) -> list[Entry]:
         to_run.add("stale")
     seen: set[str] = set()
     for entry in entries:
-        entry.state, entry.about = view.state(entry.job)
+        entry.state, entry.about = view.of(entry)
         if entry.job.id in seen:
             entry.state = "repeated"
         elif flags.only and entry.state in to_run - {flags.only}:
             entry.state = "skipped"
         seen.add(entry.job.id)
     left = {entry.job.id: entry for entry in entries if entry.state in to_run}
+    if left and not flags.only:  # those that are compared with them may train on
+        left |= {e.job.id: e for e in entries if e.bracket and e.state == "paused"}
     settings = {job: entry.job.settings for job, entry in left.items()}
     return [left[job] for job in attempts.inputs_first(settings)]
 

@@ -38,6 +38,11 @@ search() { printf '%s\0' "$(($# + 1))" search "$@" >&4; }
 #   confirm 5
 confirm() { printf '%s\0' 2 confirm "${1-}" >&4; }
 
+# Of the jobs that follow, up to keep_all, the best third trains on at each of these rungs:
+#   halving 3 2e 6e 18e
+halving() { printf '%s\0' "$(($# + 1))" halving "$@" >&4; }
+keep_all() { printf '%s\0' 1 keep_all >&4; }
+
 # An unknown command or variable makes the grid wrong; bash has already printed which one, and where.
 refuse_unknown() { if (($? == 127)); then : >"$work/wrong" && exit 2; fi; }
 

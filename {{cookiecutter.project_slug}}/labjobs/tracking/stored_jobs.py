@@ -24,7 +24,7 @@ from labjobs.cli.flags import as_text
 from labjobs.errors import SettingsError
 from labjobs.files import CODE, PROJECT, read_record
 from labjobs.job import attempts, code_evidence, data_evidence, identity
-from labjobs.job.folder import JobFolder
+from labjobs.job.folder import STOPPED, JobFolder
 from labjobs.tracking import courier, mlflow_client
 from labjobs.tracking.mlflow_client import (
     AWAY,
@@ -77,7 +77,7 @@ class StoredJob(TypedDict):
     status: str
     """MLflow's word."""
     state: str
-    """finished, diverged, running, failed, or else paused or interrupted."""
+    """finished, diverged, running, failed, stopped at a rung, or else paused or interrupted."""
     diverged: bool
     started: int
     ended: int
@@ -98,6 +98,8 @@ def _job(run: str, status: str, started: int, ended: int | None, tags: dict[str,
         state = "finished"
     elif fresh(status, tags.get("heartbeat", "")):
         state = "running"
+    elif status == "KILLED" and (where := tags.get(STOPPED, "false")) != "false":
+        state = f"stopped {where}"
     return {
         "job_id": tags["job_id"],
         "run_id": run,

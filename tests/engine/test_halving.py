@@ -1,0 +1,59 @@
+"""Who trains on in a halving: a function of what is known of the scores at the rungs."""
+
+import math
+import random
+
+import pytest
+from labjobs.sweeps.halving import decide
+
+
+def by_the_book(factor, rungs):
+    """How many rungs each unit passes, once every score is known."""
+    here, passed = [*rungs[0]], dict.fromkeys(rungs[0], 0)
+    for number, scores in enumerate(rungs, start=1):
+        finite = [unit for unit in here if scores[unit] < math.inf]
+        best = sorted(finite, key=lambda unit: (scores[unit], unit))
+        here = best[: max(1, len(passed) // factor**number)]
+        passed |= dict.fromkeys(here, number)
+    return passed
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_order_of_scores_changes_who_trains_on(seed):
+    chance = random.Random(seed)
+    for _ in range(50):
+        units = [f"{number:02}" for number in range(chance.randint(1, 12))]
+        kinds = (math.inf, 0.0, 1.0, chance.random)  # with ties, and some diverged
+        scores = [
+            {unit: each() if callable(each := chance.choice(kinds)) else each for unit in units}
+            for _ in range(chance.randint(1, 3))
+        ]
+        factor = chance.choice((2, 3))
+        at_the_end = by_the_book(factor, scores)
+        known = [dict.fromkeys(units) for _ in scores]
+        cells = [(rung, unit) for rung in range(len(scores)) for unit in units]
+        before = decide(factor, known)
+        for rung, unit in chance.sample(cells, len(cells)):
+            known[rung][unit] = scores[rung][unit]
+            now = decide(factor, known)
+            assert before.stopped <= now.stopped
+            assert all(before.passed[unit] <= now.passed[unit] for unit in units)
+            assert all(now.passed[unit] == at_the_end[unit] for unit in now.stopped)
+            assert all(now.passed[unit] <= at_the_end[unit] for unit in units)
+            assert {*now.leading}.isdisjoint(now.stopped)
+            before = now
+        assert now.passed == at_the_end
+        assert now.stopped == {unit for unit in units if at_the_end[unit] < len(scores)}
+
+
+def test_it_is_decided_as_soon_as_nothing_that_is_missing_can_change_it():
+    rung = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0, "e": None, "f": None}
+    now = decide(3, [rung, dict.fromkeys(rung)])  # 2 of 6 pass
+    assert (now.passed["a"], now.stopped, now.leading) == (0, {"c", "d"}, ["a", "b"])
+    now = decide(3, [rung | {"e": 5.0}, dict.fromkeys(rung)])
+    assert (now.passed["a"], now.passed["b"], now.leading) == (1, 0, ["b"])
+    beyond = dict.fromkeys(rung) | {"b": 0.5}  # it has trained on, and changes nothing
+    now = decide(3, [rung | {"e": 5.0}, beyond])
+    assert (now.passed["b"], now.leading) == (0, [])
+    now = decide(3, [rung | {"e": 5.0, "f": 1.5}, beyond])
+    assert now.passed == {"a": 1, "b": 0, "c": 0, "d": 0, "e": 0, "f": 1}

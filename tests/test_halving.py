@@ -1,0 +1,246 @@
+"""`halving` in a grid: the best jobs train on, rung by rung, and are what they would be anyway."""
+
+import json
+import math
+import os
+import random
+import re
+import signal
+import time
+from collections import Counter
+from contextlib import suppress
+from statistics import fmean
+
+import pytest
+from bits import plain
+from faults import curves_in, one_line, succeeded, wait_until
+from sweeps import processes, write_lines
+
+SEARCH = "search {} --lr 'log 1e-4 1e1' -- --optimizer sgd --epochs {} --device cpu --seed {}"
+BATCH = "--batch-size 256"
+
+
+@pytest.fixture(scope="module")
+def counting(project, tmp_path_factory):
+    """A project that writes down who trains which step, into the file that TRAINED names."""
+    made = project.copy(tmp_path_factory.mktemp("counting") / "my_project")
+    loop = r"( +)for batch in job\.steps\(batches\):.*\n"
+    count = 'print(os.getpid(), job._folder.id, job.step, file=open(os.environ["TRAINED"], "a"))'
+    count += '; time.sleep(float(os.environ.get("PACE", 0)))'
+    path = made.root / "run.py"
+    text, found = re.subn(loop, lambda m: f"{m[0]}{m[1]}    {count}\n", path.read_text())
+    assert found == 1
+    text = text.replace("import sys\n", "import os\nimport sys\nimport time\n", 1)
+    path.write_text(text)
+    return made
+
+
+def swept(project, *words):
+    return project.do("bash", "run.sh", *words, TRAINED=str(project.root / "trained"))
+
+
+def listed(project):
+    """The state of each job of the grid, with what is said about it, by id."""
+    done = project.do("bash", "run.sh", "--list", "--json")
+    return {row["id"]: (row["state"], row["about"]) for row in json.loads(done.stdout)}
+
+
+def test_states_counts_and_what_runs_when_the_line_is_taken_away(counting, tmp_path):
+    project = counting.copy(tmp_path / "my_project")
+    jobs = [f"{SEARCH.format(3, 2, seed)} {BATCH}" for seed in (0, 1)]
+    after = ["keep_all", f"job --epochs 1 --seed 7 --device cpu {BATCH}"]
+    write_lines(project.root, "halving 3 1e", *jobs, *after, "confirm 1")
+    done = succeeded(swept(project))
+    assert done.stdout.splitlines()[-1].startswith("4 of 8 jobs finished, 1 of them now; ")
+    states = listed(project)
+    assert {*states.values()} >= {("finished", ""), ("stopped", "at 1e")}
+    stopped = sorted(job for job, (state, _) in states.items() if state == "stopped")
+    rows = json.loads(project.do("python", "jobs.py", "list", "--json").stdout)
+    assert stopped == sorted(row["id"] for row in rows if row["state"] == "stopped")
+    assert all((project.folder(job) / "last.pt").exists() for job in stopped)
+    succeeded(project.do("python", "plot.py", "--format", "png"))
+    caption = (project.root / "figures" / "ranking.tex").read_text()
+    assert f"{len(stopped)} stopped at 1e." in caption.partition("Of 7 jobs tried, 3 finished")[2]
+    again = succeeded(swept(project))
+    assert " started on " not in again.stdout and "4 of 8 jobs finished, 0 of" in again.stdout
+
+    write_lines(project.root, *jobs, *after)
+    assert swept(project).stdout.splitlines()[-1].startswith(f"{3 + len(stopped)} of 7 jobs fin")
+    assert "stopped" not in {state for state, _ in listed(project).values()}
+    assert trained_twice(project, killed=set()) == 0
+
+
+def test_a_failed_job_blocks_its_rung_and_is_named(counting, tmp_path):
+    project = counting.copy(tmp_path / "my_project")
+    raising = 'job._folder.settings.note == "no" and 1 / 0; '
+    project.edit("run.py", "print(os.getpid()", raising + "print(os.getpid()")
+    jobs = [f"job --lr {rate} --epochs 3 --device cpu {BATCH}" for rate in (1e-4, 1e-3, 1e-2)]
+    write_lines(project.root, "halving 2 1e", *jobs, f"{jobs[0]} --note no")
+    done = swept(project)
+    assert done.returncode == 1
+    failed = next(job for job, (state, _) in listed(project).items() if state == "failed")
+    assert f"job {failed} failed: ZeroDivisionError" in done.stderr
+    assert done.stderr.splitlines()[-1] == f"run.sh: halving waits for 1 job, such as {failed}"
+    states = Counter(state for state, _ in listed(project).values())
+    assert states["paused"] + states["finished"] + states["stopped"] == 3 and states["paused"]
+
+
+@pytest.mark.parametrize(
+    ("line", "flags", "said"),
+    [
+        ("halving 3", "", "halving 3: must look such as halving 3 2e 6e 18e"),
+        ("halving 1 2e", "", "halving 1 2e: must look"),
+        ("halving 3 6e 2e", "", "halving 3 6e 2e: must look"),
+        ("halving 3 2e 500", "", "halving 3 2e 500: the rungs must be all steps or all epochs"),
+        ("halving 3 2e 30e", "", "halving: rung 30e is not before the end, --epochs 30"),
+        ("halving 3 2e", "--minutes 3", "halving: --minutes: not with halving"),
+        ("halving 3 2e", "--pause-after 3e", "halving: --pause-after: not with halving"),
+        ("halving 3 2e", "--steps 500", "halving: --steps 500: its rungs are in epochs"),
+        ("halving 3 2e", "--monitor none", "halving: compares jobs by their --monitor"),
+        ("halving 3 2e", "--val-fraction 0", "--val-fraction 0: without validation examples"),
+        ("halving 3 2e", "--eval-every 3e", "halving: rung 2e: no evaluation there, --eval-every"),
+    ],
+)
+def test_what_cannot_be_halved_is_refused_before_anything_starts(project, line, flags, said):
+    write_lines(project.root, line, f"job --seed 3 {flags}")
+    done = project.do("bash", "run.sh")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr.splitlines()[0] and len(done.stderr.splitlines()) < 3
+    assert not (project.root / "runs").exists()
+
+
+def test_jobs_that_are_not_comparable_are_refused(project, tmp_path):
+    write_lines(project.root, "halving 3 2e", "job --monitor val_accuracy", "job --seed 1")
+    assert "they are compared by one metric" in one_line(project.do("bash", "run.sh"), 2)
+    write_lines(project.root, "halving 3 2e", "job", "halving 3 3e", "job")
+    assert "is in two of them" in one_line(project.do("bash", "run.sh"), 2)
+    write_lines(project.root, "halving 3 2e", "id=$(job)", "keep_all", 'job --init-from "$id"')
+    done = project.do("bash", "run.sh")
+    assert done.returncode == 2 and "may be stopped by halving; name it after" in done.stderr
+    (tmp_path / "sbatch").touch(0o755)
+    write_lines(project.root, "halving 3 2e", "job")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    slurm = one_line(project.do("bash", "run.sh", "--slurm", PATH=path), 2)
+    assert slurm == "run.sh: --slurm: not with halving, whose jobs wait for each other"
+
+
+# Whatever is killed, on any number of places: the same promotions, the same bits, no step twice.
+
+
+def at_the_rungs(project, rungs):
+    """What the jobs of a grid without halving measured at each of the rungs, by id."""
+    found = {}
+    for job in listed(project):
+        curve = dict(project.journalled(job).get("val_loss", []))
+        steps = sorted(curve)
+        found[job] = [curve.get(rung * steps[0], math.inf) if steps else math.inf for rung in rungs]
+    return found
+
+
+def expected(project, factor, rungs):
+    """Where each job of a grid without halving would be stopped, none at the end: by the book."""
+    measured, units = at_the_rungs(project, rungs), {}
+    for job in measured:
+        about = json.loads((project.folder(job) / "settings.json").read_text())["settings"]
+        units.setdefault(about["lr"], []).append(job)
+    count, found = len(units), {}
+    for number, rung in enumerate(rungs):
+        scores = {
+            lr: (fmean(measured[job][number] for job in jobs), min(jobs))
+            for lr, jobs in units.items()
+        }
+        finite = [lr for lr in units if math.isfinite(scores[lr][0])]
+        best = sorted(finite, key=scores.__getitem__)[: max(1, count // factor ** (number + 1))]
+        found |= {job: rung for lr in units.keys() - {*best} for job in units[lr]}
+        units = {lr: units[lr] for lr in best}
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(counting, tmp_path_factory, pytestconfig):
+    """The same jobs without halving, which are never paused."""
+    project = counting.copy(tmp_path_factory.mktemp("whole") / "my_project")
+    count = 27 if pytestconfig.getoption("kills") >= 10 else 9
+    write_lines(project.root, SEARCH.format(count, 5, 0))
+    swept(project)
+    return project, count
+
+
+def kill_something(project, chance):
+    """Start the sweep and kill a job, its queue or run.sh; return which, and its pid, or None if
+    the sweep ended before."""
+    whom = chance.choice(("job", "queue", "run.sh"))
+    sweep = project.command("bash", "run.sh", *project.words)
+
+    def victims():
+        if whom == "run.sh":
+            return [sweep.pid]
+        return [pid for pid, role in processes(project.mark).items() if role == whom]
+
+    wait_until(lambda: sweep.poll() is not None or bool(victims()))
+    instant = time.monotonic() + chance.uniform(0, 12 if whom == "run.sh" else 3)
+    while sweep.poll() is None and time.monotonic() < instant:
+        time.sleep(0.01)
+    hit = victims()[:1] if sweep.poll() is None else []
+    for pid in hit:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    sweep.communicate(timeout=600)
+    return (whom, hit[0]) if hit else None
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("slots", [1, 2, 4])
+def test_kills_change_no_promotion_and_no_bit(whole, counting, tmp_path, slots, pytestconfig):
+    """Takes minutes: 13 or more trainings that are killed again and again."""
+    reference, count = whole
+    chance, hits, again = random.Random(slots), Counter(), 0
+    while hits.total() < pytestconfig.getoption("kills"):
+        project = counting.copy(tmp_path / f"after-{hits.total()}-kills")
+        project.env |= {"TRAINED": str(project.root / "trained"), "PACE": "0.02"}
+        project.mark, project.words = f"TRAINED={project.env['TRAINED']}", ("--per-gpu", str(slots))
+        search = f"{SEARCH.format(count, 5, 0)} --checkpoint-minutes 1e-4"
+        write_lines(project.root, "halving 3 1e 3e", search)
+        killed, complete = set(), False
+        while not complete and hits.total() < pytestconfig.getoption("kills"):
+            hit = kill_something(project, chance)
+            complete = not hit
+            hits.update([hit[0]] if hit else [])
+            killed |= {hit[1]} if hit and hit[0] == "job" else set()
+        wait_until(lambda made=project: "job" not in processes(made.mark).values())
+        project.do("bash", "run.sh", *project.words)
+        assert_as_if_never_paused(project, reference)
+        again += trained_twice(project, killed)
+    print(f"{slots} places, {count} jobs, killed {dict(hits)}; {again} steps again after kills")
+
+
+def assert_as_if_never_paused(project, reference):
+    """The jobs of the halving are stopped where they should be, and have the same bits as those of
+    the grid without it."""
+    where = expected(reference, 3, (1, 3))
+    diverged = {job for job, (state, _) in listed(reference).items() if state == "diverged"}
+    for job, state in listed(project).items():
+        if job not in where:
+            assert state == ("finished", ""), job
+            assert plain(project.tensors(job)["best"]) == plain(reference.tensors(job)["best"])
+        else:
+            stopped = ("stopped", f"at {where[job]}e")
+            assert state == stopped or (job in diverged and state[0] == "diverged"), job
+        whole = curves_in(reference.folder(job))
+        for name, points in curves_in(project.folder(job)).items():
+            assert plain(points) == plain(whole[name][: len(points)]), (job, name)
+
+
+def trained_twice(project, killed):
+    """Assert that each process of a job begins where the one before it ended, unless that was
+    killed: then at a checkpoint. Return how many steps were trained again."""
+    last, again = {}, 0
+    for line in (project.root / "trained").read_text().splitlines():
+        pid, job, step = line.split()
+        before, at = last.get(job, (pid, -1))
+        if pid == before or int(before) not in killed:
+            assert int(step) == at + 1, (job, line, at)
+        assert int(step) <= at + 1
+        again += at + 1 - int(step)
+        last[job] = pid, int(step)
+    return again
