@@ -88,15 +88,15 @@ def test_a_failed_job_blocks_its_rung_and_is_named(counting, tmp_path):
 @pytest.mark.parametrize(
     ("line", "flags", "said"),
     [
-        ("halving 3", "", "halving 3: must look such as halving 3 2e 6e 18e"),
+        ("halving 3", "", "halving 3: must look like halving 3 2e 6e 18e"),
         ("halving 1 2e", "", "halving 1 2e: must look"),
         ("halving 3 6e 2e", "", "halving 3 6e 2e: must look"),
-        ("halving 3 2e 500", "", "halving 3 2e 500: the rungs must be all steps or all epochs"),
+        ("halving 3 2e 500", "", "halving 3 2e 500: must look like"),
         ("halving 3 2e 30e", "", "halving: rung 30e is not before the end, --epochs 30"),
         ("halving 3 2e", "--minutes 3", "halving: --minutes: not with halving"),
         ("halving 3 2e", "--pause-after 3e", "halving: --pause-after: not with halving"),
-        ("halving 3 2e", "--steps 500", "halving: --steps 500: its rungs are in epochs"),
-        ("halving 3 2e", "--monitor none", "halving: compares jobs by their --monitor"),
+        ("halving 3 2e", "--steps 500", "halving: --steps 500: the rungs are not in steps"),
+        ("halving 3 2e", "--monitor none", "halving: --monitor none: must be a metric on"),
         ("halving 3 2e", "--val-fraction 0", "--val-fraction 0: without validation examples"),
         ("halving 3 2e", "--eval-every 3e", "halving: rung 2e: no evaluation there, --eval-every"),
     ],
@@ -116,7 +116,7 @@ def test_jobs_that_are_not_comparable_are_refused(project, tmp_path):
     assert "is in two of them" in one_line(project.do("bash", "run.sh"), 2)
     write_lines(project.root, "halving 3 2e", "id=$(job)", "keep_all", 'job --init-from "$id"')
     done = project.do("bash", "run.sh")
-    assert done.returncode == 2 and "may be stopped by halving; name it after" in done.stderr
+    assert done.returncode == 2 and "may be stopped by halving: name that elsewhere" in done.stderr
     (tmp_path / "sbatch").touch(0o755)
     write_lines(project.root, "halving 3 2e", "job")
     path = f"{tmp_path}:{os.environ['PATH']}"

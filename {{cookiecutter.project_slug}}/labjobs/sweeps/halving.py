@@ -21,7 +21,7 @@ from labjobs.errors import JobError, SettingsError
 from labjobs.job import attempts, journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import identity
-from labjobs.settings import Span, no_monitor, roles
+from labjobs.settings import Span, roles
 
 Score = float | None
 """What settings are compared by: lower is better, infinite is diverged, None is not known yet."""
@@ -85,12 +85,12 @@ def read(number: int, words: Sequence[str]) -> Halving:
         rungs = tuple(map(Span, spans))
     except ValueError:
         rungs = ()
-    rise = [*rungs] == sorted({*rungs}, key=lambda rung: rung.number)
-    if not (factor.isdecimal() and int(factor) > 1 and all(rungs) and rungs and rise):
-        like = "such as halving 3 2e 6e 18e: one in how many trains on, and increasing rungs"
-        raise SettingsError(f"{' '.join(['halving', *words])}: must look {like}")
-    if len({rung.endswith("e") for rung in rungs}) > 1:
-        raise SettingsError(f"halving {' '.join(words)}: the rungs must be all steps or all epochs")
+    rise = [*rungs] == sorted({*rungs}, key=lambda rung: rung.number) and all(rungs)
+    one_unit = len({rung.endswith("e") for rung in rungs}) == 1
+    if not (factor.isdecimal() and int(factor) > 1 and rise and one_unit):
+        about = "one in how many trains on, and increasing rungs, all in steps or all in epochs"
+        line = f"must look like halving 3 2e 6e 18e: {about}"
+        raise SettingsError(f"{' '.join(['halving', *words])}: {line}")
     return Halving(number, int(factor), rungs)
 
 
@@ -100,22 +100,19 @@ def check(halving: Halving, job: JobFolder[Any]) -> None:
     given = {"--pause-after": job.runtime.pause_after, "--minutes": getattr(settings, "minutes", 0)}
     for flag in filter(given.get, given):
         raise SettingsError(f"halving: {flag}: not with halving, whose rungs are epochs or steps")
-    if getattr(settings, "monitor", "none") == "none":
-        raise SettingsError("halving: compares jobs by their --monitor, and this one has none")
-    if settings.monitor.removeprefix("val_") not in job.metrics:
-        raise SettingsError(f"halving: --monitor: {no_monitor(settings.monitor, job.metrics)}")
+    if (monitor := getattr(settings, "monitor", "none")).removeprefix("val_") not in job.metrics:
+        line = "must be a metric on validation data, by which jobs are compared"
+        raise SettingsError(f"halving: --monitor {monitor}: {line}")
     name = "steps" if getattr(settings, "steps", 0) else "epochs"
     length, in_epochs = int(getattr(settings, name, 0)), last.endswith("e")
     if in_epochs != (name == "epochs"):
-        other = "epochs" if in_epochs else "steps, such as 500"
-        raise SettingsError(f"halving: {option(name)} {length}: its rungs are in {other}")
+        raise SettingsError(f"halving: {option(name)} {length}: the rungs are not in {name}")
     if last.number >= length:
         raise SettingsError(f"halving: rung {last} is not before the end, {option(name)} {length}")
     every = Span(getattr(settings, "eval_every", "1e"))
     for rung in halving.rungs:
-        evaluations = round(rung.number / every.number)
-        same = every.endswith("e") == in_epochs and evaluations * every.number == rung.number
-        if not same:
+        whole = round(rung.number / every.number) * every.number == rung.number
+        if every.endswith("e") != in_epochs or not whole:
             raise SettingsError(f"halving: rung {rung}: no evaluation there, --eval-every {every}")
 
 
@@ -163,31 +160,31 @@ class Bracket:
         known = [score for score in each if score is not None]
         return fmean(known) if len(known) == len(each) else None
 
+    def _left(self, job: JobFolder[Any]) -> list[tuple[Span | None, Score]]:
+        """The rungs that a job has not passed, and its end, None, each with its score there."""
+        each = zip(self.halving.rungs, self._scores[job.id], strict=True)
+        return [*each, (None, None)][self._decision.passed[self._unit[job.id]] :]
+
     def pause_after(self, job: JobFolder[Any]) -> Span | None:
         """Return the rung that a job trains to next; None: to its end."""
-        passed = self._decision.passed[self._unit[job.id]]
-        each = zip(self.halving.rungs, self._scores[job.id], strict=True)
-        return next((rung for rung, score in [*each][passed:] if score is None), None)
+        return next(rung for rung, score in self._left(job) if score is None)
 
     def is_due(self, job: JobFolder[Any]) -> bool:
         """Return whether it is certain that a job trains on, if it has not finished."""
-        passed, unit = self._decision.passed[self._unit[job.id]], self._unit[job.id]
-        here = [*self._scores[job.id], None][passed]
-        return unit not in self._decision.stopped and here is None
+        return self._unit[job.id] not in self._decision.stopped and self._left(job)[0][1] is None
 
     def lead(self, job: JobFolder[Any]) -> int | None:
-        """Return the rank of a job that has come to its rung and may pass it; None for others. What
-        it measures beyond changes no decision before, so that a free GPU may train it on."""
-        return None if self.is_due(job) else self._ranks.get(self._unit[job.id])
+        """Return the rank of a job that may pass its rung and has not come to the next one; None
+        for others. What it measures there changes no decision here, so a free GPU may train it."""
+        waits = [score is None for _, score in self._left(job)[:2]] == [False, True]
+        return self._ranks.get(self._unit[job.id]) if waits else None
 
     def stopped_at(self, job: JobFolder[Any]) -> Span | None:
         """Return the rung at which a job was stopped; None if it was not, had diverged by then, or
         has finished, in a smaller search."""
-        unit = self._unit[job.id]
-        if unit not in self._decision.stopped or attempts.status_of(job.path) == "finished":
-            return None
-        rung = self._decision.passed[unit]
-        return None if self._scores[job.id][rung] == math.inf else self.halving.rungs[rung]
+        rung, score = self._left(job)[0]
+        over = score == math.inf or attempts.status_of(job.path) == "finished"
+        return rung if self._unit[job.id] in self._decision.stopped and not over else None
 
     def state(self, job: JobFolder[Any], state: str) -> str:
         """Return the state of a job, from the state that it has by itself."""
@@ -202,8 +199,7 @@ class Bracket:
     @property
     def missing(self) -> list[str]:
         """The jobs for which others wait: those that are due to a rung and have not come there."""
-        due = [job for job in self._jobs.values() if self.is_due(job) and self.pause_after(job)]
-        return [job.id for job in due]
+        return [j.id for j in self._jobs.values() if self.is_due(j) and self.pause_after(j)]
 
 
 def brackets(jobs: Sequence[tuple[Halving, JobFolder[Any]]]) -> dict[str, Bracket]:
@@ -247,7 +243,7 @@ def _scores(job: JobFolder[Any], rungs: Sequence[Span]) -> list[Score]:
             if monitor in metrics:
                 value = sign * metrics[monitor]
                 points[step] = value if math.isfinite(value) else math.inf
-                per_epoch = round(step / metrics["epoch"]) if metrics["epoch"] else 0
+                per_epoch = round(step / metrics["epoch"]) if metrics.get("epoch") else 0
     status = attempts.status_of(job.path)
     later = {"diverged": math.inf, "finished": next(reversed(points.values()), None)}.get(status)
     return [points.get(rung.steps(per_epoch), later) for rung in rungs]

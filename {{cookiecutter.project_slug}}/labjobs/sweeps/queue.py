@@ -116,11 +116,8 @@ class Queue:
             return
         worker.said = ""
         self._left.remove(entry)
-        known = (
-            None
-            if entry.retries or entry.moved or entry.bracket
-            else grid.ended(entry.job.path, since=self._since)
-        )
+        again = entry.retries or entry.moved or entry.bracket
+        known = None if again else grid.ended(entry.job.path, since=self._since)
         if known is not None:  # another sweep has run it
             self._leave(worker, entry, known)
             return

@@ -164,9 +164,7 @@ def _join(entries: list[Entry]) -> None:
         if entry.halving:
             halving.check(entry.halving, entry.job)
         for job in {*entry.inputs} & ({job.id for _, job in halved} - kept):
-            raise SettingsError(
-                f"its input {job} may be stopped by halving; name it after keep_all"
-            )
+            raise SettingsError(f"its input {job} may be stopped by halving: name that elsewhere")
 
     grid.each(entries, check)
     brackets = halving.brackets(halved)

@@ -4,7 +4,11 @@ import math
 import random
 
 import pytest
-from labjobs.sweeps.halving import decide
+from labjobs.job.folder import JobFolder
+from labjobs.job.runtime import Runtime
+from labjobs.sweeps import halving
+from labjobs.sweeps.halving import Bracket, decide
+from settings import METRICS, Settings
 
 
 def by_the_book(factor, rungs):
@@ -57,3 +61,24 @@ def test_it_is_decided_as_soon_as_nothing_that_is_missing_can_change_it():
     assert (now.passed["b"], now.leading) == (0, [])
     now = decide(3, [rung | {"e": 5.0, "f": 1.5}, beyond])
     assert now.passed == {"a": 1, "b": 0, "c": 0, "d": 0, "e": 0, "f": 1}
+
+
+def test_while_it_is_not_certain_no_job_trains_beyond_the_next_rung(monkeypatch):
+    """Not even if another seed of its settings has not come there, and never to the end."""
+    jobs = {
+        (lr, seed): JobFolder(Settings(lr=lr, seed=seed), Runtime(), METRICS)
+        for lr in (1e-3, 1e-2)
+        for seed in (0, 1)
+    }
+    ahead, beside, *_ = jobs.values()
+    scores = {job.id: [None, None] for job in jobs.values()}
+    scores |= {ahead.id: [1.0, 0.5], beside.id: [1.0, None]}
+    monkeypatch.setattr(halving, "_scores", lambda job, rungs: scores[job.id])
+    monkeypatch.setattr(halving, "_stamp", lambda job, name: (0, 0))
+    bracket = Bracket(halving.read(1, ["2", "1e", "2e"]), [*jobs.values()])
+    assert not bracket.is_due(ahead) and not bracket.is_due(beside)
+    assert (bracket.lead(ahead), bracket.lead(beside)) == (None, 0)
+    assert bracket.pause_after(beside) == "2e"
+    scores[beside.id] = [1.0, 0.5]
+    bracket = Bracket(halving.read(1, ["2", "1e", "2e"]), [*jobs.values()])
+    assert bracket.lead(beside) is None
