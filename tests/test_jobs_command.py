@@ -72,6 +72,17 @@ def test_test_results_are_printed_on_demand(made):
     assert tested["metrics"]["test_loss"] > 0
 
 
+def test_list_sorts_and_selects(made):
+    def listed(*words):
+        return [row["id"] for row in made.json("list", *words)]
+
+    best_first = [made.mlp, made.convnet]  # which has no result yet
+    assert listed("--by", "val_loss") == listed("--by", "best_val_accuracy") == best_first
+    assert listed("--where", "lr>=1e-2") == listed("--where", "state=finished") == [made.mlp]
+    assert listed("--where", "model = convnet", "--where", "lr!=0.01") == [made.convnet]
+    assert made.lines("list", "--where", "batch-size<64") == ["0 jobs"]
+
+
 def test_list_without_jobs_is_one_line(made, tmp_path):
     fresh = Jobs(made.project.copy(tmp_path / "fresh"), "", "")
     assert fresh.lines("list") == fresh.lines("stale") == ["there are no jobs yet"]
@@ -180,6 +191,9 @@ def test_damaged_records(jobs):
         (("list", "--jsn"), "--jsn: no such flag; did you mean --json?"),
         (("list", "--runs-root", "nowhere"), "--runs-root: there is no folder nowhere"),
         (("sync", "--runs-root", "nowhere"), "--runs-root: there is no folder nowhere"),
+        (("list", "--by", "test_loss", "--test"), "--by test_loss: no job has this result"),
+        (("list", "--where", "learning"), "--where learning: must look like 'lr>1e-3'"),
+        (("list", "--where", "lrr>1"), "--where lrr>1: no such setting; did you mean lr?"),
         (("show",), "the following arguments are required: JOB"),
         (("show", "none"), "there is no job none; `python jobs.py list` shows all"),
         (("show", ""), "2 job ids; give more digits"),

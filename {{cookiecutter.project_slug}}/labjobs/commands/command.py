@@ -94,14 +94,17 @@ JSON = argument("--json", "print it as JSON", action="store_true")
 RUNS_ROOT = argument(
     "--runs-root", "folder with the jobs' folders (default: runs)", metavar="PATH", type=Path
 )
+CONDITIONS = "print jobs with such settings alone: --where 'lr>1e-3' --where state=finished"
 FIND = JSON | argument("--force", "measure again, even if there are results", action="store_true")
 
 COMMANDS = {
     "list": Command(
         "print each job: id, state, when it ended, its validation results, settings",
         JSON
+        | argument("--by", "sort by a metric, the best first", metavar="METRIC", default="")
+        | argument("--where", CONDITIONS, metavar="CONDITION", action="append", default=[])
         | argument("--test", "print test results, by which nothing is chosen", action="store_true"),
-        lambda project, given: inventory.print_list(project, given.json, given.test),
+        inventory.print_list,
     ),
     "show": Command(
         "print all there is to know of a job, and the command that runs it again",

@@ -6,10 +6,13 @@ or diverged.
 """
 
 import json
+import math
+import operator
 import os
 import re
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,7 +23,7 @@ from typing import Any
 from labjobs import exit_status, layout, locks
 from labjobs.cli import flags
 from labjobs.cli.flags import as_plain, as_text
-from labjobs.errors import JobError, SettingsError, cause
+from labjobs.errors import JobError, SettingsError, cause, did_you_mean
 from labjobs.files import PROJECT, read_record, shown
 from labjobs.job import attempts, code_evidence, identity, journal
 from labjobs.job.folder import JobFolder
@@ -278,11 +281,16 @@ class Project:
 # `python jobs.py list`: a line for each job of the project.
 
 
-def print_list(project: Project, as_json: bool, test: bool = False) -> int:
-    """Print the jobs, with their validation results or their `test` results; returns 0."""
-    jobs = {job.id: job for job in project.all()}
-    rows = [_row(project, job, as_json, test) for job in jobs.values()]
+def print_list(project: Project, given: Namespace) -> int:
+    """Print the jobs that fulfil `where`, with their validation or `test` results: the newest last,
+    or the best `by` a metric first; returns 0. Raises SettingsError."""
+    jobs, as_json = {job.id: job for job in project.all()}, given.json
+    rows = [_row(project, job, as_json or bool(given.by), given.test) for job in jobs.values()]
     rows.sort(key=lambda row: (row["ended"], row["id"]))
+    for condition in given.where:
+        rows = _where(condition, rows)
+    if given.by:
+        rows.sort(key=_rank(given.by, rows))
     if as_json:
         plain = [row | {"ended": _iso(row["ended"])} for row in rows]
         print(json.dumps(plain, indent=2), flush=True)
@@ -297,8 +305,50 @@ def print_list(project: Project, as_json: bool, test: bool = False) -> int:
         print(line + (row["about"] and f"  [{row['about']}]"))
     count = Counter(row["state"] for row in rows)
     said = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
-    print(f"{counted(len(rows), 'job')}: {said}" if rows else "there are no jobs yet")
+    total = f"{counted(len(rows), 'job')}: {said}".removesuffix(": ")
+    print(total if jobs else "there are no jobs yet")
     return exit_status.DONE
+
+
+CONDITION = re.compile(r"\s*([\w-]+)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*")
+"""A setting or `state`, a sign and a value: `lr>1e-3`."""
+
+SIGNS = {"=": "eq", "!=": "ne", "<": "lt", ">": "gt", "<=": "le", ">=": "ge"}
+"""Functions of the module `operator`."""
+
+
+def _where(condition: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that fulfil a condition; numbers are compared as such. Raises SettingsError."""
+    found = CONDITION.fullmatch(condition)
+    if not found:
+        raise SettingsError(f"--where {condition}: must look like 'lr>1e-3' or state=finished")
+    name, holds, wanted = found[1].replace("-", "_"), getattr(operator, SIGNS[found[2]]), found[3]
+    known = sorted({"state", *(name for row in rows for name in row["settings"])})
+    if rows and name not in known:
+        raise SettingsError(f"--where {condition}: no such setting; {did_you_mean(name, known)}")
+
+    def fulfils(row: dict[str, Any]) -> bool:
+        value = row["state"] if name == "state" else row["settings"].get(name)
+        with suppress(ValueError, TypeError):
+            return bool(holds(float(value), float(wanted)))
+        return bool(holds(as_text(value), wanted))
+
+    return [*filter(fulfils, rows)]
+
+
+def _rank(by: str, rows: list[dict[str, Any]]) -> Callable[[dict[str, Any]], float]:
+    """What rows are sorted by, the best validation result first. Raises SettingsError for a metric
+    that no job has, and for test results, by which nothing is chosen."""
+    known = sorted({key for row in rows for key in row["metrics"] if not key.startswith("test_")})
+    key = next((key for key in (by, f"best_{by}", f"best_val_{by}") if key in known), "")
+    if not key:
+        raise SettingsError(f"--by {by}: no job has this result; {did_you_mean(by, known)}")
+
+    of_rows = [identity.read(row["script"]).metrics for row in rows if key in row["metrics"]]
+    declared = {name: metric for metrics in of_rows for name, metric in metrics.items()}
+    metric = declared.get(key.removeprefix("best_val_"))
+    sign = -1 if metric and metric.better == "higher" else 1
+    return lambda row: sign * row["metrics"].get(key, sign * math.inf)
 
 
 def _row(project: Project, job: Job, full: bool, test: bool) -> dict[str, Any]:
