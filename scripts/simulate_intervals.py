@@ -10,6 +10,7 @@ own, which all examples share; so do the results of real networks.
 import argparse
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.stats import trim_mean
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "{{cookiecutter.project_slug}}"))
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from labjobs.results import groups, samples  # noqa: E402
+from labjobs.results import groups, intervals, samples  # noqa: E402
 from labjobs.results.metrics import Measured  # noqa: E402
 from labjobs.results.samples import Sample  # noqa: E402
 from labjobs.settings import Metric  # noqa: E402
@@ -203,6 +205,19 @@ def choices(random: np.random.Generator, trials: int) -> Iterator[list[str]]:
         yield [f"the best of {count}, 3 seeds", *(f"{value:+.2f}" for value in found.values())]
 
 
+def tasks(random: np.random.Generator, trials: int) -> Iterator[list[str]]:
+    """Yield over how many tasks an interquartile mean was taken, and how often its interval has the
+    mean of such means; results on tasks differ by far more than between seeds."""
+    middle = partial(trim_mean, proportiontocut=0.25, axis=-1)
+    for count, seeds in product((5, 10), (3, 5, 10)):
+        means, spread = random.uniform(0.3, 0.9, (count, 1)), random.uniform(0.01, 0.05, (count, 1))
+        drawn = means + spread * random.normal(size=(20 * trials, count, seeds))
+        truth = middle(drawn.reshape(20 * trials, -1)).mean()
+        ends = [intervals.over_tasks([*each], middle)[1:] for each in drawn[:trials]]
+        held = np.mean([low <= truth <= high for low, high in ends])
+        yield [f"{count} tasks, {seeds} seeds", f"{held:.1%}"]
+
+
 def main() -> None:
     """Print the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -222,6 +237,8 @@ def main() -> None:
     table(["", "told apart"], methods(random, trials))
     print("\nThe best of equal methods: what is reported, minus the truth, in SDs of a job:\n")
     table(["", "validation", "test", "test, after `confirm`"], choices(random, trials))
+    print(f"\nAn interquartile mean over tasks, {trials // 4:,} times each:\n")
+    table(["", "its interval"], tasks(np.random.default_rng(1), trials // 4))
 
 
 if __name__ == "__main__":

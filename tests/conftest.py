@@ -42,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fresh-stores", type=int, default=2, help=text)
     text = "random figures to plant faults in (160 for docs/figures.md's counts)"
     parser.addoption("--figures", type=int, default=8, help=text)
+    parser.addoption("--grids", type=int, default=1, help="random grids of jobs to draw (20)")
     parser.addoption("--schedules", type=int, default=20, help="orders in which a GPU works")
     parser.addoption("--slurm-jobs", type=int, default=8, help="jobs that train under Slurm")
 

@@ -53,7 +53,7 @@ def test_figures_are_there_and_everything_is_named(demo):
     assert {path.name for path in (project.root / "figures").iterdir()} == {
         f"{name}.{kind}" for name in names for kind in ("pdf", "png", "tex", "json")
     }
-    assert len(names) == 8
+    assert len(names) == 9
     end = printed.split("Done.")[1]
     for place in (".", "figures", "runs", "mlflow.db"):
         assert str(project.root / place) in end

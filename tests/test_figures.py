@@ -7,18 +7,22 @@ import runpy
 import sys
 import time
 import zlib
+from itertools import product
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import stored
 from labjobs.results import style
 from repository import REPOSITORY
 from stored import CLASSIFIER
+from test_recipes import blocks
 
 PLOT = REPOSITORY / "{{cookiecutter.project_slug}}" / "plot.py"
 ALL = (
     *("learning-curves", "metric-vs-setting", "metric-map", "ranking", "differences"),
-    *("time-to-target", "throughput", "confusion"),
+    *("time-to-target", "throughput", "cost-accuracy", "confusion"),
 )
 DPI = 300
 
@@ -87,11 +91,12 @@ def test_the_default_sweep(draw):
     for file in drawn.files:
         assert_prints_right(*file)
     assert drawn.caption("learning-curves").startswith(
-        "Validation accuracy by optimizer step: mean of 3 seeds, 95% t interval; faint lines "
-        "and points are single jobs."
+        "Validation accuracy by optimizer step: mean of 3 seeds, 95% t interval; single jobs are "
+        "faint."
     )
     assert drawn.caption("metric-map") == (
-        "Validation accuracy of the weights kept: mean of 3 seeds; brighter is better."
+        "Validation accuracy of the weights kept: mean of 3 seeds; brighter is better. Dataset "
+        "digits."
     )
     assert "36 of 360 are wrong: job dataset=digits" in drawn.caption("confusion")
     assert "accuracy of ≥ 0.9" in drawn.caption("time-to-target")
@@ -108,7 +113,7 @@ def test_a_ranking_goes_by_validation_and_says_so(draw, store):
     caption = drawn.caption("ranking")
     assert caption.startswith("Validation accuracy of all 2 settings: mean of 3 seeds, 95% t")
     assert "Nothing is chosen by test results." in caption
-    assert "learning rate 0.2 is better in test accuracy than learning rate 0.1 (paired" in caption
+    assert "Better in test accuracy than learning rate 0.1: learning rate 0.2 (paired" in caption
     assert drawn.caption("differences").startswith(
         "Test results compared with those of learning rate 0.1, with"
     )
@@ -124,15 +129,45 @@ def test_each_data_set_has_figures_of_its_own(draw, store):
     drawn = draw("tasks")
     assert drawn.status == 0
     kinds = ("learning-curves", "metric-vs-setting", "ranking", "time-to-target", "throughput")
+    kinds += ("cost-accuracy",)
     both = [f"{kind}-{task}" for kind in kinds for task in ("digits", "too-easy")]
     both.remove("time-to-target-digits")  # which never reached it
     assert drawn.names == [*both, "confusion-digits", "confusion-too-easy"]
+    assert "left out by-task: no finished job has a finite test_accuracy" in drawn.said
     for task in ("digits", "too easy"):
         caption = drawn.caption(f"ranking-{task.replace(' ', '-')}")
         assert "accuracy of all 2 settings: mean of 2 seeds" in caption
-        assert f" Task: {task}." in caption
+        assert f" Dataset {task}." in caption
         about = json.loads((drawn.folder / f"confusion-{task.replace(' ', '-')}.json").read_text())
         assert about["shared"]["dataset"] == task
+
+
+def test_an_average_over_many_tasks(draw, store, monkeypatch, tmp_path):
+    """The figures of all tasks, with the recipe's in plot.py as a student has put it there."""
+    for task, model, seed in product(range(5), ("mlp", "convnet"), range(3)):
+        accuracy = 0.5 + 0.1 * task * (model == "convnet") + 0.001 * seed
+        how = {"dataset": f"task {task}", "model": model, "seed": seed, "monitor": "val_accuracy"}
+        lost = (task, model, seed) == (4, "mlp", 0)
+        status = "FAILED" if lost else "FINISHED"
+        tests = {"test_accuracy": accuracy}
+        store.job("many", {"val_accuracy": [accuracy]}, tests=tests, status=status, **how)
+    own = (
+        "import numpy as np\nfrom scipy.stats import trim_mean\n"
+        "from labjobs.results import groups, intervals, style\n"
+    )
+    (recipe,) = blocks("An average over many tasks")
+    start = '\n\nif __name__ == "__main__":'
+    plot = tmp_path / "plot.py"
+    plot.write_text(own + PLOT.read_text().replace(start, f"\n\n{recipe}{start}"))
+    monkeypatch.syspath_prepend(PLOT.parent)
+    monkeypatch.setattr(sys.modules[__name__], "PLOT", plot)
+    drawn = draw("many")
+    assert (drawn.status, drawn.names[-2:]) == (0, ["by-task", "over-tasks"])
+    for file in drawn.files:
+        assert_prints_right(*file)
+    assert drawn.caption("by-task").startswith("Test accuracy on each task; open points are single")
+    assert "1 of 3 jobs of mlp, which diverged" in drawn.caption("by-task")
+    assert drawn.caption("over-tasks").startswith("Test accuracy on 5 tasks: (a) the fraction of")
 
 
 def test_the_same_jobs_give_the_same_bytes_whatever_else_is_in_the_store(draw, store, tmp_path):
@@ -217,7 +252,7 @@ def test_a_regression(draw, store, declared):
     of_log = " of the logarithm" if "scale" in declared else ""
     assert drawn.caption("learning-curves").startswith(
         f"Validation mean absolute error by optimizer step: {mean} of 3 seeds, 95% t interval"
-        f"{of_log}; faint"
+        f"{of_log}; single"
     )
     goal = "≤ 5e-6 mmHg" if "unit" in declared else "≤ 5 mmHg"
     assert goal in drawn.caption("time-to-target")
@@ -236,7 +271,7 @@ def test_a_gan_that_monitors_nothing(draw, store, validated):
     assert "time-to-target: no validation metric has a target; declare one" in drawn.said
     if not validated:
         why = "there are no validation results to choose by; hold out validation data"
-        left_out = "metric-vs-setting, ranking, differences, confusion"
+        left_out = "metric-vs-setting, ranking, differences, cost-accuracy, confusion"
         assert f"left out {left_out}: {why}\n" in drawn.said
         assert drawn.names == ["learning-curves", "throughput"]
 
@@ -247,7 +282,7 @@ def test_one_job(draw, store):
     assert drawn.status == 0
     assert drawn.names == ["learning-curves", "time-to-target", "throughput", "confusion"]
     why = "no setting varies among the jobs"
-    assert f"left out metric-map, ranking, differences: {why}" in drawn.said
+    assert f"left out metric-map, ranking, differences, cost-accuracy: {why}" in drawn.said
     assert drawn.tables == ["main", "cost"]
     assert (drawn.folder / "main.md").read_text().count("all jobs") == 1
     assert "one seed" in drawn.caption("learning-curves")
@@ -265,7 +300,7 @@ def test_jobs_that_diverged_and_values_that_are_not_finite(draw, store):
     for name in ALL[:4]:
         if name in drawn.names:
             assert gone in drawn.caption(name), name
-    assert "crosses those that diverged" in drawn.caption("metric-vs-setting")
+    assert "crosses jobs that diverged" in drawn.caption("metric-vs-setting")
     store.classifiers("nan", models=["mlp"], lrs=[0.1])
     for seed in range(2):
         curves = {"val_accuracy": [math.nan] * 3}
@@ -273,6 +308,74 @@ def test_jobs_that_diverged_and_values_that_are_not_finite(draw, store):
     drawn = draw("nothing")
     assert "no finished job has a finite best_val_accuracy" in drawn.said
     assert drawn.names == ["throughput"]
+
+
+def odd_grid(store, experiment, drawn):
+    """Store jobs of a random shape: few or many seeds for each of the settings, of which some
+    diverged or failed. Returns a row for each, with what was stored."""
+    models = drawn.permutation(["mlp", "convnet", "vit"])[: drawn.integers(1, 4)]
+    rates = 10.0 ** -np.arange(1, drawn.integers(3, 6))
+    rows = []
+    for model, lr in product(models.tolist(), rates.tolist()):
+        for seed in range(drawn.integers(0, 6)):
+            how = {"dataset": "digits", "monitor": "val_accuracy", "model": model, "lr": lr}
+            val, test = np.round(drawn.uniform(0.3, 0.9, 2), 4).tolist()
+            state = drawn.choice(["finished", "diverged", "failed"], p=[0.85, 0.1, 0.05])
+            store.job(
+                experiment,
+                {"val_accuracy": [0.2, val]},
+                tests={"test_accuracy": test},
+                status="FINISHED" if state == "finished" else "FAILED",
+                mark=state != "failed",
+                seconds=3.0 if model == "vit" else 2.0,
+                seed=seed,
+                **how,
+            )
+            rows.append({**how, "seed": seed, "state": state, "val": val, "test": test})
+    return pd.DataFrame(rows)
+
+
+def test_captions_say_what_pandas_finds(draw, store, request):
+    """Numbers in captions and tables, computed again from what was stored."""
+    for number in range(4, 4 + request.config.getoption("grids")):
+        experiment = f"odd {number}"
+        tried = odd_grid(store, experiment, np.random.default_rng(number))
+        done, ended = tried[tried["state"] == "finished"], tried[tried["state"] != "failed"]
+        found = draw(experiment)
+        assert found.status == 0
+        lost = tried.loc[tried["state"] != "finished", "state"].value_counts().sort_index()
+        why = ", ".join(f"{count} {state}" for state, count in lost.items())
+        said = f" Of {len(tried)} jobs tried, {len(done)} finished: {why}." * bool(len(lost))
+        same = {*ended["model"]}
+        about = f" Dataset digits{f', model {same.pop()}' if len(same) == 1 else ''}."
+        for name in found.names:
+            own = name == "confusion" and len({*ended["model"]}) > 1  # names the model of its job
+            assert found.caption(name).endswith(said if own else about + said), (number, name)
+        counts = done.groupby(["model", "lr"]).size()
+        span = "\N{EN DASH}".join(map(str, sorted({counts.min(), counts.max()})))
+        repeats = f"mean of {span} seeds" if counts.max() > 1 else "one seed"
+        few = " (of three or more)" if counts.min() < 3 else ""
+        repeats += f", 95% t interval{few}" * (counts.max() > 2)
+        order = ended["val"].where(ended["state"] == "finished", -math.inf)
+        kind = "median" if (ended["state"] == "diverged").any() else "mean"
+        order = order.groupby([ended["model"], ended["lr"]]).agg(kind)
+        if len(order) > 1:
+            ranking = found.caption("ranking")
+            many = (
+                f"all {len(order)}" if len(counts) == len(order) else f"the best {len(counts)} of"
+            )
+            assert ranking.startswith(f"Validation accuracy of {many}"), (number, ranking)
+            assert f": {repeats}; open points are single jobs." in ranking, (number, ranking)
+        cells = pd.read_csv(found.folder / "main.csv").query("metric == 'test_accuracy'")
+        keys = [key for key in ("model", "lr") if key in cells]
+        for cell in cells.to_dict("records"):
+            alike = (done[keys] == pd.Series({key: cell[key] for key in keys})).all(axis=1)
+            assert cell["n"] == alike.sum(), (number, cell)
+            if alike.any():
+                assert cell["mean"] == pytest.approx(done.loc[alike, "test"].mean())
+            if cell["chosen_on_validation"]:
+                model, lr = cell.get("model", ended["model"].iloc[0]), cell.get("lr")
+                assert order.xs(model).get(lr) == order.max(), (number, cell)
 
 
 def test_without_a_finished_job_one_line(draw, store, tmp_path):
@@ -336,6 +439,6 @@ def test_the_checklist_counts_what_was_tried(draw, capsys, monkeypatch, store):
         runpy.run_path(str(PLOT), run_name="__main__")
     said = capsys.readouterr().out
     assert end.value.code == 0
-    assert "- Jobs tried: 4, of which 3 finished, 1 failed." in said
+    assert "- Jobs tried: 4: 1 failed, 3 finished." in said
     assert "- Varied between repeats: seed." in said
     assert "- Devices: CPU." in said

@@ -17,9 +17,7 @@ from typing import Literal
 from labjobs.settings import Metric, SettingsError, Span, Weights, added, setting
 
 METRICS = {  # by the names under which run.py measures them
-    "loss": Metric(
-        better="lower", label="cross-entropy", unit="nats", range=(0, None), at_start="ln(classes)"
-    ),
+    "loss": Metric(better="lower", range=(0, None), at_start="ln(classes)"),
     "accuracy": Metric(better="higher", range=(0, 1)),
     "macro_f1": Metric(better="higher", label="macro F1", range=(0, 1), target=0.5),
 }

@@ -56,10 +56,11 @@ def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
         for name, repeated in lines.items():
             plots.bands(ax, repeated, name, shown.metric, shown.looks[name])
     beyond = figures.limit_to_curves(axes[0], curves, shown.metric)
-    figures.legend(fig, shown.repeats, shown.lines)
+    figures.legend(fig, shown.repeats, shown.labels)
+    single = "; single jobs are faint" if "mean" in shown.repeats else ""
     return fig, (
-        f"{shown.metric.title} by {tables.ALONG[ALONG]}: {shown.repeats}; faint lines and points "
-        f"are single jobs.{beyond}{shown.notes}"
+        f"{shown.metric.title} by {tables.ALONG[ALONG]}: {shown.repeats}{single}.{beyond}"
+        f"{shown.notes}"
     )
 
 
@@ -72,12 +73,13 @@ def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
     figures.value_axis(ax.yaxis, shown.metric)
     plots.points(ax, shown.lines, x, shown.metric, shown.looks)
     cut = figures.limit_to_intervals(ax.yaxis, shown.samples().values(), shown.metric)
-    figures.legend(fig, shown.repeats)
+    figures.legend(fig, shown.repeats, shown.labels)
     figures.ticks_at(ax, shown.jobs[x])
+    lost = ", crosses jobs that diverged" if shown.jobs["diverged"].any() else ""
     beside = " Lines are moved sideways, so that none hides another." * (len(shown.lines) > 1)
     return fig, (
-        f"{shown.metric.title} of the weights kept: {shown.repeats}; open points beside "
-        f"a mean are its jobs, crosses those that diverged.{beside}{cut}{shown.notes}"
+        f"{shown.metric.title} of the weights kept: {shown.repeats}; open points are single jobs"
+        f"{lost}.{beside}{cut}{shown.notes}"
     )
 
 
@@ -103,8 +105,8 @@ def ranking(jobs: "pd.DataFrame") -> "Drawn":
     cut = figures.limit_to_intervals(ax.xaxis, both, shown.metric)
     figures.legend(fig)
     return fig, (
-        f"{shown.metric.title} of {shown.first(RANKED)}: {shown.repeats}. Nothing is chosen by "
-        f"test results.{shown.told_apart(RANKED)}{cut}{shown.notes}"
+        f"{shown.metric.title} of {shown.first(RANKED)}: {shown.repeats}; open points are single "
+        f"jobs. Nothing is chosen by test results.{shown.told_apart(RANKED)}{cut}{shown.notes}"
     )
 
 
@@ -119,14 +121,16 @@ def differences(jobs: "pd.DataFrame") -> "Drawn":
     cut = figures.limit_to_differences(ax.xaxis, found.values(), metric)
     return fig, (
         f"Test results compared with those of {baseline}, with 95% intervals; filled dots can be "
-        f"told from no difference (5% level for all together).{cut}{shown.notes}"
+        f"told from no difference (5% level for all together).{shown.over(RANKED)}{cut}"
+        f"{shown.notes}"
     )
 
 
 def throughput(jobs: "pd.DataFrame") -> "Drawn":
     """Training examples per second with different settings, on each kind of device."""
     devices = ["hardware"] if jobs["hardware"].nunique() > 1 else []
-    shown = comparison.compare(jobs, len(jobs), metric=metrics.THROUGHPUT, along=devices)
+    finished = jobs[~jobs["diverged"]]
+    shown = comparison.compare(finished, len(jobs), metric=metrics.THROUGHPUT, along=devices)
     fastest = shown.samples(RANKED)
     fig, ax = figures.rows([*fastest], 0.3)
     figures.value_axis(ax.xaxis, shown.metric)
@@ -135,8 +139,39 @@ def throughput(jobs: "pd.DataFrame") -> "Drawn":
     ax.set_xlim(0, 1.05 * ax.get_xlim()[1])
     return fig, (
         f"{shown.metric.title} between the last two evaluations, on {hardware(jobs)}, of "
-        f"{shown.first(RANKED)}: {shown.repeats}.{cut}"
+        f"{shown.first(RANKED, 'fastest')}: {shown.repeats}; open points are single jobs.{cut}"
     )
+
+
+def cost_accuracy(jobs: "pd.DataFrame") -> "Drawn":
+    """Validation results by what a job costs."""
+    shown = comparison.compare(jobs, 6, needed=1)
+    cost = "gpu_hours" if "gpu_hours" in jobs else "cpu_hours"
+    fig, ax = figures.figure("column", 2.4 + 0.17 * len(shown.lines))
+    figures.value_axis(ax.xaxis, f"{paper_tables.COSTS[cost]} of a job")
+    figures.value_axis(ax.yaxis, shown.metric)
+    plots.costs(ax, shown.lines, cost, shown.metric, shown.looks)
+    cut = figures.limit_to_intervals(ax.yaxis, shown.samples().values(), shown.metric)
+    figures.legend(fig, shown.repeats, shown.labels)
+    return fig, (
+        f"{shown.metric.title} of the weights kept, by the mean cost of a job on {hardware(jobs)}: "
+        f"{shown.repeats}. No other settings are both cheaper and better than those on the line."
+        f"{cut}{shown.notes}"
+    )
+
+
+def by_task(jobs: "pd.DataFrame") -> "Drawn":
+    """Test results on each task."""
+    found, metric = comparison.on_tasks(jobs, 8), metrics.shown(jobs).of("test")
+    tested = {task: each.samples(None, "test") for task, each in found.items()}
+    rows = sorted({name for samples in tested.values() for name in samples})
+    fig, axes = figures.panels([*tested], metric.axis, metric, rows)
+    cut = ""
+    for ax, samples in zip(axes, tested.values(), strict=True):
+        plots.ranking(ax, samples, rows=rows)
+        cut = figures.limit_to_intervals(ax.xaxis, samples.values(), metric) or cut
+    notes = "".join(dict.fromkeys(f"{each.over(8)}{each.notes}" for each in found.values()))
+    return fig, f"{metric.title} on each task; open points are single jobs.{notes}{cut}"
 
 
 def hardware(jobs: "pd.DataFrame") -> str:
@@ -151,7 +186,12 @@ FIGURES = {
     "ranking": ranking,
     "differences": differences,
     "throughput": throughput,
+    "cost-accuracy": cost_accuracy,
 }
+
+
+OF_TASKS = {"by-task": by_task}
+"""Figures of all tasks together, if there are several."""
 
 
 def results(jobs: "pd.DataFrame") -> "Written":
@@ -176,4 +216,4 @@ TABLES = {"main": results, "ablation": ablation, "cost": cost}
 
 
 if __name__ == "__main__":
-    sys.exit(plotting.main(Settings, FIGURES, {}, ONLY, LABELS, TABLES))
+    sys.exit(plotting.main(Settings, FIGURES, {}, ONLY, LABELS, TABLES, of_tasks=OF_TASKS))

@@ -17,7 +17,7 @@ from typing import Literal
 from labjobs.settings import Metric, SettingsError, Span, setting
 
 METRICS = {  # by the names under which run.py measures them
-    "loss": Metric(better="lower", label="cross-entropy", unit="nats", range=(0, None)),
+    "loss": Metric(better="lower", range=(0, None)),
     "accuracy": Metric(better="higher", range=(0, 1)),
 }
 

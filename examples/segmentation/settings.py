@@ -17,7 +17,7 @@ from typing import Literal
 from labjobs.settings import Metric, SettingsError, Span, Weights, added, setting
 
 METRICS = {  # by the names under which run.py measures them
-    "loss": Metric(better="lower", label="cross-entropy", unit="nats"),
+    "loss": Metric(better="lower"),
     "iou": Metric(better="higher", label="mean IoU", range=(0, 1), target=0.5),
     "pixel_accuracy": Metric(better="higher", range=(0, 1)),
 }

@@ -17,14 +17,14 @@ from typing import Literal
 from labjobs.settings import JobId, Metric, SettingsError, Span, Weights, added, setting
 
 METRICS = {  # by the names under which run.py measures them
-    "loss": Metric(
-        better="lower", label="cross-entropy", unit="nats", range=(0, None), at_start="ln(classes)"
-    ),
+    # Figures call it the loss, whichever it is; label="cross-entropy", unit="nats" would stay there
+    # if forward() computed another one.
+    "loss": Metric(better="lower", range=(0, None), at_start="ln(classes)"),
     "accuracy": Metric(better="higher", range=(0, 1), target=0.95),
 }
 
 STITCH_METRICS = {  # of stitch.py: of the stitched classifier, unless the name says otherwise
-    "loss": Metric(better="lower", label="cross-entropy", unit="nats", range=(0, None)),
+    "loss": Metric(better="lower", range=(0, None)),
     "accuracy": Metric(better="higher", range=(0, 1)),
     "ridge_accuracy": Metric(better="higher", label="accuracy of the ridge map", range=(0, 1)),
     "front_accuracy": Metric(better="higher", label="accuracy of the front network", range=(0, 1)),

@@ -141,7 +141,8 @@ def test_what_is_left_out_for_one_reason_is_one_line(draw):
 
 def test_only_the_jobs_asked_for_are_drawn(draw, tmp_path):
     draw(of_all={"one": plain}, only={"model": "mlp", "lr": [0.01]})
-    assert r"\caption{Of 3 jobs.}" in (tmp_path / "one.tex").read_text()
+    about = r"\caption{Of 3 jobs. Dataset digits, model mlp.}"
+    assert about in (tmp_path / "one.tex").read_text()
     assert len(json.loads((tmp_path / "one.json").read_text())["jobs"]) == 3
     status, _, said = draw(of_all={"one": plain}, only={"modle": "mlp"})
     assert status == 2
@@ -155,7 +156,7 @@ def test_the_chosen_job_else_the_best(draw, store, tmp_path):
 
     assert draw(of_one={"one": about})[0] == 0
     best, words = re.fullmatch(
-        r"\\caption\{job (.+), the best of 12 by validation accuracy \((.+)\)\}",
+        r"\\caption\{job (.+), the best of 12 by validation accuracy \((.+)\) Dataset digits, .+\}",
         (tmp_path / "one.tex").read_text().splitlines()[1].replace("\\_", "_"),
     ).groups()
     run = max(

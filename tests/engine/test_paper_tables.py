@@ -85,11 +85,13 @@ def test_lost_jobs_stand_in_place_of_the_mean_of_the_others(store):
         {"job_id": "f", "lr": 2, "seed": 3, "monitor": "val_accuracy", "state": "failed"},
         {"job_id": "g", "lr": 3, "seed": 0, "monitor": "val_accuracy", "state": "failed"},
         {"job_id": "p", "lr": 2, "seed": 4, "monitor": "val_accuracy", "state": "paused"},
+        {"job_id": "q", "lr": 4, "seed": 0, "monitor": "val_accuracy", "state": "paused"},
     ]
     found = texts(paper_tables.results(jobs))
     assert found["lr 1"][0] == "1/4 diverged"
     assert found["lr 2"][0] == "1/5 failed"
     assert found["lr 3"][0] == "1/1 failed"
+    assert found["lr 4"][0] == "1/1 paused"
 
 
 def test_tasks_are_columns_and_nothing_is_chosen_among_them(store):
@@ -100,6 +102,17 @@ def test_tasks_are_columns_and_nothing_is_chosen_among_them(store):
     assert texts(table)["lr 2"][1] == texts(table)["lr 3"][0] == paper_tables.NOTHING
     chosen = [[cell.chosen for cell in row] for row in table.rows.values()]
     assert chosen == [[True, False], [False, False], [False, True]]
+
+
+def test_many_tasks_are_rows(store):
+    for task in range(6):
+        grid(store, "many", {1: 0.9, 2: 0.8}, dataset=f"task {task}")
+    table = paper_tables.results(tables.jobs("many"))
+    assert [*table.rows] == [f"task {task}" for task in range(6)]
+    assert [column.title for column in table.columns] == ["lr 1", "lr 2"]
+    assert table.corner == "test accuracy ↑"
+    assert "cannot be told apart from its own (5% level for all columns of a row" in table.about
+    assert all(cells[0].chosen and not cells[1].chosen for cells in table.rows.values())
 
 
 def test_what_has_no_row_is_tuned_by_validation_and_named(store):
@@ -168,7 +181,7 @@ def test_an_accuracy_of_one_has_the_interval_of_its_examples(store, tmp_path):
 
 def test_files_say_the_same_and_are_the_same_for_the_same_results(store, tmp_path):
     grid(store, "files", {0.1: 0.9, 0.2: 0.7}, note="50 % & more_of #1")
-    grid(store, "files", {0.1: 0.8}, note="~^\\{x} | <y>")
+    grid(store, "files", {0.1: 0.8}, note="~^\\{x} | <y> $z$")
     jobs = tables.jobs("files")
     table = paper_tables.results(jobs)
     for folder in ("a", "b"):
@@ -180,6 +193,7 @@ def test_files_say_the_same_and_are_the_same_for_the_same_results(store, tmp_pat
     assert 2 < width < ICML.full
     tex = (tmp_path / "a" / "main.tex").read_text()
     assert r"50 \% \& more\_of \#1" in tex and tex.count(r"\\") == 1 + len(table.rows)
+    assert r"$<$y$>$ \$z\$" in tex
     rows = [*csv.DictReader((tmp_path / "a" / "main.csv").read_text().splitlines())]
     assert len(rows) == len(table.rows) * len(table.columns)
     assert float(rows[0]["mean"]) == pytest.approx(0.9, abs=1e-4)

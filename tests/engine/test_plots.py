@@ -1,6 +1,7 @@
 """What is drawn: the right way up, at its place, with no more than the results say."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,7 @@ from labjobs.results import figures, plots, print_check, samples, style
 from labjobs.results.metrics import Measured, NoResults
 from labjobs.results.samples import Sample
 from labjobs.settings import Metric
+from matplotlib.colors import to_rgb
 
 ICML = style.VENUES["icml"]
 HIGHER = Measured("score", Metric(better="higher", range=(0, 1)), "val")
@@ -54,7 +56,7 @@ def labelled(ax):
 def test_a_band_on_a_logarithmic_axis_stays_near_its_curves():
     for metric, lowest in ((LOG, 1e-9), (LOWER, -math.inf)):
         _, (ax,) = figures.panels(["one"], "step", metric)
-        plots.bands(ax, curves([1e-2, 1e-4], [2e-2, 3e-4]), "", metric)
+        plots.bands(ax, curves([1e-2, 1e-4], [1e-2, 2e-4], [2e-2, 3e-4]), "", metric)
         assert lowest < band(ax)[0] < 1e-4
         assert ax.get_yscale() == ("log" if metric.log else "linear")
     with pytest.raises(NoResults, match="not always above 0"):
@@ -77,9 +79,8 @@ def test_axes_hide_only_the_worst_values(metric):
 
 
 @METRICS
-@pytest.mark.parametrize("seeds", [2, 3])
-def test_bands_are_cut_off_where_they_would_crowd_the_curves_out(metric, seeds):
-    values = 0.3 + 0.02 * np.arange(seeds)[:, None] + 0.2 * np.exp(-np.arange(20) / 5)
+def test_bands_are_cut_off_where_they_would_crowd_the_curves_out(metric):
+    values = 0.3 + 0.02 * np.arange(3)[:, None] + 0.2 * np.exp(-np.arange(20) / 5)
     found = {"a": {"": curves(*values)}}
     _, (ax,) = figures.panels(["a"], "step", metric)
     plots.bands(ax, found["a"][""], "", metric)
@@ -92,12 +93,9 @@ def test_bands_are_cut_off_where_they_would_crowd_the_curves_out(metric, seeds):
 
 @METRICS
 @pytest.mark.parametrize("of", ["ranking", "points"])
-@pytest.mark.parametrize(
-    ("values", "cut"),
-    [([0.4, 0.5], True), ([0.4, 0.4, 0.5], False), ([0.4, 0.4], False), ([0.4], False)],
-)
-def test_intervals_of_two_results_are_cut_off_and_others_never(metric, of, values, cut):
-    """Not even the widest that three results can have."""
+@pytest.mark.parametrize("values", [[0.4, 0.4, 0.5], [0.4, 0.5], [0.4, 0.4], [0.4]])
+def test_intervals_of_results_are_drawn_whole_from_three_on(metric, of, values):
+    """Even the widest that three results can have."""
     _, ax = figures.figure()
     axis = ax.xaxis if of == "ranking" else ax.yaxis
     figures.value_axis(axis, metric)
@@ -107,13 +105,41 @@ def test_intervals_of_two_results_are_cut_off_and_others_never(metric, of, value
         table = jobs(metric, lr=[0.1] * len(values), y=values)
         plots.points(ax, {"mlp": table}, "lr", metric)
     drawn = axis.get_data_interval()
-    said = figures.limit_to_intervals(axis, [results(metric, *values)], metric)
+    assert (drawn[0] < min(values)) == (len(values) > 2)
+    assert figures.limit_to_intervals(axis, [results(metric, *values)], metric) == ""
     low, high = axis.get_view_interval()
-    assert (said == figures.CUT) == cut == (drawn[0] < low or drawn[1] > high)
-    assert low < min(values) <= max(values) < high
-    taken = np.diff(axis.get_transform().transform([min(values), max(values)]))
-    whole = np.diff(axis.get_transform().transform([low, high]))
-    assert not cut or 0.25 < taken / whole < 0.6  # results are not crowded out
+    assert low < drawn[0] <= drawn[1] < high
+    open_points = [line for line in ax.lines if line.get_markerfacecolor() == "white"]
+    assert sum(len(line.get_xdata()) for line in open_points) == len(values)
+
+
+def test_arrows_show_where_intervals_go_on():
+    tested = LOWER.of("test")
+    examples = np.random.default_rng(0).normal(0.5, 0.5, (30, 3))
+    found = {
+        "few examples": Sample(results(tested, 0.50, 0.51, 0.52).results, tested, examples),
+        "seeds alone": results(tested, 0.50, 0.51, 0.52),
+    }
+    fig, ax = figures.rows([*found], 0.4)
+    plots.ranking(ax, found)
+    assert figures.limit_to_intervals(ax.xaxis, found.values(), tested) == figures.CUT
+    arrows = {line.get_marker(): line for line in ax.lines if line.get_marker() in "<>"}
+    assert [*arrows] == ["<", ">"]
+    ends = [line.get_xdata()[0] for line in arrows.values()]
+    assert ends == pytest.approx(ax.get_xlim())
+    assert {round(line.get_ydata()[0]) for line in arrows.values()} == {0}
+    assert print_check.check(fig, ICML) == []
+
+
+def test_rows_say_how_many_results_they_have_if_that_differs():
+    for others, said in ((3, []), (1, ["n = 3", "n = 1"])):
+        found = {"a": results(LOWER, 0.1, 0.2, 0.3), "b": results(LOWER, *[0.2] * others)}
+        fig, ax = figures.rows([*found], 0.4)
+        plots.ranking(ax, found)
+        fig.draw_without_rendering()
+        labels = [each.get_text() for right in ax.child_axes for each in right.get_yticklabels()]
+        assert labels == said
+        assert print_check.check(fig, ICML) == []
 
 
 def test_a_map_of_hardly_any_pairs_is_refused():
@@ -166,8 +192,8 @@ def test_zero_has_a_place_on_an_axis_over_decades():
 
 def test_the_only_evaluation_of_jobs_is_seen():
     _, (ax,) = figures.panels(["one"], "step", HIGHER)
-    plots.bands(ax, curves([0.5], [0.7]), "mlp", HIGHER)
-    assert [line.get_ydata().tolist() for line in ax.lines[:2]] == [[0.5], [0.7]]
+    plots.bands(ax, curves([0.5], [0.7], [0.6]), "mlp", HIGHER)
+    assert [line.get_ydata().tolist() for line in ax.lines[:3]] == [[0.5], [0.7], [0.6]]
     assert len(ax.collections) == 3  # with the interval as a line
 
 
@@ -217,7 +243,7 @@ def test_percent_is_shown_as_percent():
     fig.draw_without_rendering()
     assert ax.get_xlabel() == "validation accuracy (%)"
     labels = [label.get_text() for label in ax.get_xticklabels()]
-    assert {"0", "50"} < {*labels}
+    assert {"30", "50"} < {*labels}
 
 
 def test_the_legend_has_the_order_of_the_lines():
@@ -225,10 +251,61 @@ def test_the_legend_has_the_order_of_the_lines():
     for ax, names in zip(axes, (["0.1", "10"], ["0.01", "0.1"]), strict=True):
         for name in names:
             plots.bands(ax, curves([0.1, 0.2]), name, LOWER)
-    figures.legend(fig, "", ["0.01", "0.1", "10"])
+    figures.legend(fig, "", {"0.01": "0.01", "0.1": "0.1 (n = 2)", "10": "10"})
     (legend,) = fig.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["0.01", "0.1", "10"]
+    assert [text.get_text() for text in legend.get_texts()] == ["0.01", "0.1 (n = 2)", "10"]
+
+
+@pytest.mark.parametrize(("ends", "direct"), [([0.1, 0.5, 0.9], True), ([0.1, 0.11, 0.9], False)])
+def test_a_few_lines_are_named_at_their_ends_if_there_is_room(ends, direct):
+    fig, (ax,) = figures.panels(["one"], "step", LOWER)
+    for name, end in zip("abc", ends, strict=True):
+        plots.bands(ax, curves([1.0, end]), name, LOWER)
+    figures.legend(fig, "one seed")
+    named = {text.get_text(): text.xy[1] for text in ax.texts}
+    assert named == (dict(zip("abc", ends, strict=True)) if direct else {})
+    assert len(fig.legends[0].get_texts()) == (0 if direct else 3)
+    assert print_check.check(fig, ICML) == []
 
 
 def test_six_lines_are_told_apart_without_colour():
     assert len({str(look.line) for look in style.looks(range(6)).values()}) == 6
+
+
+def test_ordered_values_are_lighter_and_lighter():
+    looks = [*style.looks(range(6), ordered=True).values()]
+    red, green, blue = np.array([to_rgb(look.colour) for look in looks]).T
+    light = np.diff(0.2126 * red + 0.7152 * green + 0.0722 * blue)
+    assert (light > 0.04).all()
+    assert all(str(one.line) != str(other.line) for one, other in pairwise(looks))
+    assert len({look.marker for look in looks}) == 6
+
+
+def test_a_curve_that_exploded_does_not_flatten_the_others():
+    found = {"": {"a": curves([1.0, 0.5, 0.4]), "b": curves([1.0, 0.6, 8e25])}}
+    _, (ax,) = figures.panels([""], "step", LOWER)
+    for name, own in found[""].items():
+        plots.bands(ax, own, name, LOWER)
+    assert "beyond the axis" in figures.limit_to_curves(ax, found, LOWER)
+    assert ax.get_ylim()[1] < 2
+
+
+def test_a_map_has_no_more_digits_than_its_intervals_justify():
+    values = [0.90123, 0.95234, 0.85345]
+    table = jobs(HIGHER, x=[1] * 3 + [2] * 3, y=[*values, *(value - 0.1 for value in values)])
+    table = table.assign(seed=[*range(3)] * 2)
+    _, ax = figures.rows(["a", "b"], 0.4)
+    plots.heatmap(ax, {"a": table, "b": table}, "x", HIGHER)
+    assert [text.get_text() for text in ax.texts] == ["0.90", "0.80"] * 2
+
+
+def test_what_is_neither_cheaper_nor_better_is_not_on_the_line():
+    _, ax = figures.figure()
+    each = {"small": (1, 0.5), "worse": (2, 0.4), "large": (9, 0.8)}
+    series = {name: jobs(HIGHER, cost=[price], y=[y]) for name, (price, y) in each.items()}
+    plots.costs(ax, series, "cost", HIGHER, style.looks(series))
+    (front,) = [line for line in ax.lines if line.get_drawstyle() == "steps-post"]
+    assert [*zip(*front.get_data(), strict=True)] == [(1, 0.5), (9, 0.8)]
+    assert ax.get_xlim() == pytest.approx((0, 9.45))  # costs that are about the same look so
+    with pytest.raises(NoResults, match="no record of what they cost"):
+        plots.costs(ax, series, "gpu_hours", HIGHER, style.looks(series))

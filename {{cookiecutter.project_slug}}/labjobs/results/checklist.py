@@ -21,17 +21,14 @@ def markdown(jobs: "pd.DataFrame") -> str:
 def _significance(jobs: "pd.DataFrame") -> list[str]:
     repeats = groups.varying_repeats(jobs)
     fixed = [name for name in groups.repeated(jobs) if name not in repeats]
-    unfinished = Counter(row["state"] for row in jobs.attrs.get(tables.UNFINISHED, []))
-    states = Counter({"diverged": int(jobs["diverged"].sum())}) + unfinished
-    tried = len(jobs) + sum(unfinished.values())
+    tried = Counter(paper_tables.tried(jobs)["state"])
+    states = ", ".join(f"{count} {state}" for state, count in sorted(tried.items()))
+    same = f"; the same in all: {style.settings(fixed)}" if fixed else ""
     lines = [
         "## 7. Experiment statistical significance",
         "",
-        f"- Jobs tried: {tried}, of which {int((~jobs['diverged']).sum())} finished"
-        + "".join(f", {count} {state}" for state, count in sorted(states.items()))
-        + ".",
-        f"- Varied between repeats: {style.settings(repeats) if repeats else 'nothing'}"
-        + (f"; the same in all: {style.settings(fixed)}." if fixed else "."),
+        f"- Jobs tried: {tried.total()}: {states}.",
+        f"- Varied between repeats: {style.settings(repeats) if repeats else 'nothing'}{same}.",
     ]
     try:
         lines.append(f"- Test results, as in tables/main.tex:{paper_tables.results(jobs).about}")

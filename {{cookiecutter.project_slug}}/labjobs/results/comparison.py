@@ -18,7 +18,9 @@ from labjobs.results.groups import (
     SEED,
     SPLIT_SEED,
     SPLITS,
+    between,
     combinations,
+    counted,
     finite,
     fitting,
     groups,
@@ -30,8 +32,9 @@ from labjobs.results.groups import (
     varied,
     varying_repeats,
 )
+from labjobs.results.intervals import NEEDED
 from labjobs.results.metrics import CURE, Measured, NoResults, Part, chooser, shown
-from labjobs.results.samples import NEEDED, Difference, Sample, differences, sample
+from labjobs.results.samples import Difference, Sample, differences, over, sample
 from labjobs.results.style import Look, looks, setting, settings
 
 if TYPE_CHECKING:
@@ -78,9 +81,24 @@ class Comparison:
 
     @cached_property
     def looks(self) -> dict[str, Look]:
-        """How each line is drawn; without intervals if something was chosen."""
-        each = looks(self.lines)
-        return {name: look._replace(interval=not self.among) for name, look in each.items()}
+        """How each line is drawn: without intervals if something was chosen; not joined where jobs
+        differ in settings that the figure does not distinguish."""
+        of_lines = self.parts[0]
+        ordered = len(of_lines) == 1 and is_numeric(self.jobs, of_lines[0])
+        each = looks(self.lines, ordered)
+        alone, joined = not self.among, bool(self.among or not self.chosen)
+        return {n: look._replace(interval=alone, joined=joined) for n, look in each.items()}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What each line is called, with its number of jobs if these differ: `mlp (n = 2–3)`."""
+        counts = {}
+        for name, jobs in self.lines.items():
+            known = jobs.loc[finite(jobs, self.metric.result).index]
+            each = [len(alike) for alike in groups(known, self.by).values()]
+            counts[name] = between(each or [0])
+        alike = len({*counts.values()}) == 1
+        return {name: name if alike else f"{name} (n = {n})" for name, n in counts.items()}
 
     def curves(self, along: str = "step") -> "Curves":
         """Return the metric's curves by panel, which the last part distinguishes, and line, along
@@ -104,39 +122,37 @@ class Comparison:
         each = {name: sample(every[name], metric) for name in first[:most]}
         return {name: found for name, found in each.items() if len(found)}
 
+    @cached_property
+    def _alike(self) -> "list[pd.DataFrame]":
+        """The jobs that have a result, by settings."""
+        return [*groups(having(self.jobs, self.metric.result), self.by).values()]
+
     @property
     def means(self) -> str:
         """What means over jobs with the same settings are based on: `mean of 3 seeds`, `mean of 5
         folds with 3 seeds each`."""
-        known = having(self.jobs, self.metric.result)
-        alike = [*groups(known, self.by).values()]
-        repeats = varying_repeats(self.jobs)
+        alike, repeats = self._alike, varying_repeats(self.jobs)
+        best = f"best of {self.among}, " if self.among else ""
         if max(map(len, alike)) == 1:
             one = repeats or [SEED] * (SEED in self.jobs)
-            best = f"best of {self.among}, " if self.among else ""
             return best + (f"one {settings(one)}" if one else "single jobs")
-        by = splits(self.jobs)
-        within = [name for name in repeats if name not in by]
-        many = _counted(
-            [combinations(jobs, by) if by else len(jobs) for jobs in alike], by or within
-        )
-        each = [len(jobs) for of in alike for jobs in groups(of, by).values()]
-        each_of = f" with {_counted(each, within)} each" if by and max(each) > 1 else ""
-        best = f"best of {self.among}, " if self.among else ""
-        return f"{best}{'geometric ' if self.metric.log else ''}mean of {many}{each_of}"
+        return f"{best}{'geometric ' if self.metric.log else ''}mean of {counted(alike, repeats)}"
 
     @property
     def repeats(self) -> str:
         """What means and intervals are based on: `mean of 3 seeds, 95% t interval`."""
-        if "mean" not in self.means or self.among:
+        by = splits(self.jobs)
+        counts = [combinations(jobs, by) if by else len(jobs) for jobs in self._alike]
+        if self.among or max(counts) < NEEDED:
             return self.means
         scale = " of the logarithm" if self.metric.log else ""
         # Folds share most of their training examples: Bengio and Grandvalet 2004,
         # jmlr.org/papers/v5/grandvalet04a.html.
-        over = " over folds, as if they were independent" if splits(self.jobs) else ""
-        if SPLIT_SEED in splits(self.jobs):
-            over = " over splits, corrected for the examples that they share"
-        return f"{self.means}, 95% t interval{scale}{over}"
+        which = " over folds, as if they were independent" if by else ""
+        if SPLIT_SEED in by:
+            which = " over splits, corrected for the examples that they share"
+        few = " (of three or more)" if min(counts) < NEEDED else ""
+        return f"{self.means}, 95% t interval{scale}{which}{few}"
 
     @property
     def notes(self) -> str:
@@ -154,12 +170,12 @@ class Comparison:
             parts = [f"{lost} of {len(self.jobs)} jobs, which diverged or have no finite result"]
         return self.chosen + (f" Left out: {'; '.join(parts)}." if parts else "")
 
-    def first(self, most: int) -> str:
+    def first(self, most: int, best: str = "best") -> str:
         """Return how many of the settings are among the first: `the best 12 of 20 settings`."""
         shown, count = min(most, len(self.samples())), len(groups(self.jobs, self.by))
         if count <= 1:
             return "one setting"
-        many = f"all {count}" if shown == count else f"the best {shown} of {count}"
+        many = f"all {count}" if shown == count else f"the {best} {shown} of {count}"
         return f"{many} settings{by_median(self.jobs, self.metric)}"
 
     def differences(
@@ -178,15 +194,27 @@ class Comparison:
             raise NoResults(f"{why}, such as seeds in run.sh")
         return reference, found
 
+    def over(self, most: int) -> str:
+        """Return a sentence on what the intervals of test results are over."""
+        known = over(self.samples(most, "test").values())
+        return f" Test intervals are over {known}." if known else ""
+
     def told_apart(self, most: int) -> str:
         """Return sentences on the test results of the first settings, at most this many: what their
         intervals are over, and which can be told apart from the very first, which validation
         results have chosen."""
-        over = {each.over: None for each in self.samples(most, "test").values() if len(each) > 1}
-        said = f" Test intervals are over {' or '.join(over)}." if 0 < len(over) <= 2 else ""
+        said = self.over(most)
         with suppress(NoResults):
             said += apart(*self.differences(most, {}), self.metric.of("test"))
         return said
+
+
+def on_tasks(jobs: "pd.DataFrame", most: int) -> dict[str, Comparison]:
+    """Return the jobs of each task, by at most this many values of the same settings on all. Raises
+    NoResults if there are no test results."""
+    having(jobs, shown(jobs).of("test").result)
+    (by,) = _distributed(jobs, [most], (), 0)
+    return {task: compare(own, along=by, metric=shown(jobs)) for task, own in tasks(jobs).items()}
 
 
 def apart(reference: str, found: Mapping[str, Difference], metric: Measured) -> str:
@@ -196,15 +224,14 @@ def apart(reference: str, found: Mapping[str, Difference], metric: Measured) -> 
         better = "better" if metric.sign * each.estimate.mean > 0 else "worse"
         kinds[better if each.is_certain else "unclear"].append(name)
     words = {
-        "better": f"{{}} better in {metric} than {reference}",
-        "worse": f"{{}} worse in {metric} than {reference}",
-        "unclear": f"{{}} cannot be told apart from {reference} in {metric}",
+        "better": f"Better in {metric} than {reference}",
+        "worse": f"Worse in {metric} than {reference}",
+        "unclear": f"Cannot be told apart from {reference} in {metric}",
     }
     parts = []
     for kind, names in kinds.items():
         which = "; ".join(names) if len(names) <= MOST else f"{len(names)} settings"
-        are = "" if kind == "unclear" else "is" if len(names) == 1 else "are"
-        parts += [words[kind].format(f"{which} {are}".strip())] * bool(names)
+        parts += [f"{words[kind]}: {which}"] * bool(names)
     how = "paired by repeat" if all(each.paired for each in found.values()) else "not all paired"
     return f" {'. '.join(parts)} ({how}; 5% level for all comparisons together)."
 
@@ -212,11 +239,6 @@ def apart(reference: str, found: Mapping[str, Difference], metric: Measured) -> 
 def splits(jobs: "pd.DataFrame") -> list[str]:
     """Return the settings by which the jobs split the examples in several ways."""
     return [name for name in varying_repeats(jobs) if name in SPLITS]
-
-
-def _counted(counts: Sequence[int], repeats: Sequence[str]) -> str:
-    """Numbers of repeats: `3 seeds`, `2–3 folds`."""
-    return f"{_range(counts)} {' and '.join(f'{setting(name)}s' for name in repeats or [SEED])}"
 
 
 def compare(
@@ -261,18 +283,14 @@ def compare(
             counts.append(len(of_cell))
         jobs = jobs[jobs["job_id"].isin(kept)]
         if max(counts) > 1:
-            among = _range(counts)
+            among = between(counts)
             chosen = f" Shown is the best of {among} values of {settings(rest)} by {by_validation}"
             chosen += f"{median}{_named(best)}."
         else:
             chosen = f" They differ in {settings(rest)} as well."
-    return Comparison(jobs, metric or _shown(jobs), parts, [*along], chosen, among)
-
-
-def _shown(jobs: "pd.DataFrame") -> Measured:
-    """The metric to show, if there are results on validation data."""
-    chooser(jobs)
-    return shown(jobs)
+    if not metric:
+        chooser(jobs)  # raises NoResults without results on validation data
+    return Comparison(jobs, metric or shown(jobs), parts, [*along], chosen, among)
 
 
 def _named(best: dict[str, str]) -> str:
@@ -290,11 +308,6 @@ def by_median(jobs: "pd.DataFrame", metric: Measured) -> str:
     """How settings are ranked, if some jobs diverged."""
     lacking = lacks_results(jobs, metric)
     return ", ranked by the median with diverged jobs as the worst" if lacking else ""
-
-
-def _range(counts: Sequence[int]) -> str:
-    """Numbers in short: `3`, `2–3`."""
-    return "–".join(map(str, sorted({min(counts), max(counts)})))
 
 
 def _distributed(

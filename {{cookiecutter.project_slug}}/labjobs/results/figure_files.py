@@ -119,8 +119,9 @@ def save(
 
 
 def latex(text: str) -> str:
-    """Return a text as LaTeX writes it, on one line."""
-    return "".join(LATEX.get(character, character) for character in " ".join(text.split()))
+    """Return a text as LaTeX writes it, on one line; a `\\$` is matplotlib's."""
+    line = " ".join(text.split()).replace(r"\$", "$")
+    return "".join(LATEX.get(character, character) for character in line)
 
 
 def _draw(fig: "Figure", path: Path, about: dict[str, Any], file: BinaryIO) -> None:
@@ -165,9 +166,9 @@ def put_aside(
 
 
 def provenance(jobs: "pd.DataFrame") -> dict[str, Any]:
-    """Return where a figure of these jobs comes from, as JSON: their ids, the commits of their code
-    and whether it differed from the commit, the settings that they share and those that vary, and
-    when the newest job ended."""
+    """Return where a figure of these jobs comes from, as JSON: their ids, also of those among which
+    it was chosen what is shown, the commits of their code and whether it differed from the commit,
+    the settings that they share and those that vary, and when the newest job ended."""
     names = jobs.attrs["settings"]
     varied = [name for name in names if jobs[name].nunique(dropna=False) > 1]
     newest = datetime.fromtimestamp(int(jobs["ended"].max()) / 1000, UTC)

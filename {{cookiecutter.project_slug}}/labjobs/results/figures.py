@@ -10,9 +10,10 @@ at its natural size, without `width=`, to keep them. Figures are not pyplot's: n
 and no display is needed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,14 +37,23 @@ LEADING = 1.2
 LINES = 3
 """The largest number of lines of a row's name, if a wider figure can avoid more."""
 
-BESIDE = 5
+BESIDE = 4
 """Room that a legend takes beside its labels, in sizes of their text."""
 
-ACROSS, PANEL = 3, 1.9
+ACROSS, PANEL = 3, 2.1
 """Panels in a row, at most, and their height in inches."""
 
 LABEL = 0.62
 """Fraction of a panel's width or height that a line of its label may take."""
+
+DIRECT = 4
+"""The largest number of lines that are named at their ends instead of in a legend."""
+
+NAME = 0.3
+"""The largest fraction of a figure's width that such a name may take."""
+
+INTERVAL = "interval"
+"""The `gid` of lines that are intervals."""
 
 _venue = VENUES[DEFAULT]
 
@@ -77,16 +87,20 @@ def figure(
     return fig, fig.subplots(**subplots)
 
 
-def panels(names: Sequence[str], xlabel: str, values: Measured | str) -> tuple["Figure", list[Any]]:
+def panels(
+    names: Sequence[str], xlabel: str, values: Measured | str, rows: Sequence[str] = ()
+) -> tuple["Figure", list[Any]]:
     """Return a figure and its panels: one for each name, with a letter and a title, up to three in
-    a row. They share an axis of values, for a metric or with this label. It is as wide as the page,
-    or as a column for one panel."""
+    a row. They share an axis of values, for a metric or with this label, or else the `rows` with
+    these names, and each has values of its own on its x axis. The figure is as wide as the page, or
+    as a column for one panel. What all panels share is written once."""
     down = -(-len(names) // ACROSS)
     across = -(-len(names) // down)
     width, inches = ("full", _venue.full) if across > 1 else ("column", _venue.column)
     titles = [text.wrapped(name, 72 * (inches / across - 0.6), _venue.text) for name in names]
     lines = max(title.count("\n") for title in titles)
-    size = 0.6 + down * (PANEL + lines * LEADING * _venue.text / 72)
+    panel = 0.5 + len(rows) * _row(rows, inches, 0.25) if rows else PANEL
+    size = (0.2 if rows else 0.6) + down * (panel + lines * LEADING * _venue.text / 72)
     fig, grid = figure(width, size, nrows=down, ncols=across, sharey=True, squeeze=False)
     for ax in grid.flat[len(names) :]:
         ax.remove()
@@ -94,12 +108,17 @@ def panels(names: Sequence[str], xlabel: str, values: Measured | str) -> tuple["
     for title, ax in zip(titles, axes, strict=True):
         ax.set_title(title)
         ax.xaxis.set_major_formatter(plain)
-    for ax in grid[:, 0]:
-        value_axis(ax.yaxis, values)
-    for ax in axes[-across:]:
-        ax.set_xlabel(xlabel)
-    if len(names) > 1:
-        letters(axes)
+        value_axis(ax.xaxis if rows else ax.yaxis, values)
+        ax.set(**{"xlabel" if rows else "ylabel": ""})
+    if len(names) == 1:
+        axes[0].set_xlabel(xlabel)
+        value_axis(axes[0].yaxis, values)
+        return fig, axes
+    fig.supxlabel(xlabel)
+    if not rows:
+        label = values if isinstance(values, str) else values.axis
+        fig.supylabel(text.wrapped(label, LABEL * 72 * size, _venue.text))
+    letters(axes)
     return fig, axes
 
 
@@ -107,15 +126,20 @@ def rows(names: Sequence[str], height: float) -> tuple["Figure", Any]:
     """Return a figure for rows with these names, and its axes. Each row is this many inches high,
     or higher if its name needs it; the figure is a column wide, unless names would take too many
     lines."""
-
-    def lines(inches: float) -> int:
-        return max(name.count("\n") + 1 for name in text.row_names(names, inches))
-
-    width, most = "column", lines(_venue.column)
-    if most > LINES:
-        width, most = "full", lines(_venue.full)
-    row = max(height, most * _venue.small / 72 + 0.12)
+    most = LINES * _venue.small / 72 + ABOVE
+    width = "full" if _row(names, _venue.column, height) > max(height, most) else "column"
+    row = _row(names, _venue.full if width == "full" else _venue.column, height)
     return figure(width, 0.6 + row * len(names))
+
+
+ABOVE = 0.12
+"""Inches between the names of two rows."""
+
+
+def _row(names: Sequence[str], inches: float, least: float) -> float:
+    """The height of a row in a figure that is this wide: that of the longest name, at least."""
+    lines = max(name.count("\n") + 1 for name in text.row_names(names, inches))
+    return max(least, lines * _venue.small / 72 + ABOVE)
 
 
 def letters(axes: Iterable["Axes"]) -> None:
@@ -124,9 +148,13 @@ def letters(axes: Iterable["Axes"]) -> None:
         ax.set_title(chr(ord("a") + index), loc="left", fontweight="bold")
 
 
-def legend(fig: "Figure", title: str = "", order: Iterable[str] = ()) -> None:
-    """Add one legend above all panels, every label once and in this order, in as few rows as the
-    width allows; none where only one line would be named, but by its title."""
+def legend(
+    fig: "Figure", title: str = "", labels: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Add one legend above all panels, every name once, in the order of `labels`, which say what
+    names are written as, and in as few rows as the width allows; none where only one line would be
+    named, but by its title. A few lines in a single panel are named at their ends, if there is
+    room, so call this after the limits of the axes are set."""
     import matplotlib
 
     handles = {
@@ -134,7 +162,13 @@ def legend(fig: "Figure", title: str = "", order: Iterable[str] = ()) -> None:
         for ax in fig.axes
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }
-    handles = {name: handles[name] for name in [*order, *handles] if name in handles}
+    handles = {
+        labels.get(name, name): handles[name]
+        for name in dict.fromkeys([*labels, *handles])
+        if name in handles
+    }
+    if len(fig.axes) == 1 and _name_ends(fig.axes[0], handles):
+        handles = {}
     points = 72 * fig.get_figwidth()
     title = text.wrapped(title, points, _venue.small)
     size, room = matplotlib.rcParams["legend.fontsize"], points - BESIDE * _venue.small
@@ -147,10 +181,35 @@ def legend(fig: "Figure", title: str = "", order: Iterable[str] = ()) -> None:
         made.remove()
 
 
+def _name_ends(ax: "Axes", lines: "Mapping[str, Any]") -> bool:
+    """Name lines at their ends, in their colours; return whether there was room."""
+    fig, size = text.figure_of(ax), _venue.small
+    widest = max((text.width(name, size) for name in lines), default=0)
+    drawn = all(
+        getattr(line, "get_linestyle", str)() not in ("", "None") for line in lines.values()
+    )
+    if not 1 < len(lines) <= DIRECT or widest > NAME * 72 * fig.get_figwidth() or not drawn:
+        return False
+    ends = {name: float(line.get_ydata()[-1]) for name, line in lines.items()}
+    fig.draw_without_rendering()
+    places = ax.transData.transform([(1, end) for end in ends.values()])[:, 1] * 72 / fig.dpi
+    beyond = np.clip([*ends.values()], *ax.get_ylim()) != [*ends.values()]
+    if min(np.diff(np.sort(places))) < LEADING * size or beyond.any():
+        return False
+    for name, end in ends.items():
+        style: Any = {"color": lines[name].get_color(), "fontsize": size, "va": "center"}
+        where: Any = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points"}
+        ax.annotate(name, (1, end), (3, 0), **where, **style)
+    return True
+
+
 # Axes: their labels and ticks, in plain numbers.
 
 MOST, LEAST = 6, 3
 """Labelled ticks of a logarithmic axis."""
+
+MANY = 12
+"""The largest number of values of a setting that each have a tick."""
 
 
 def value_axis(axis: "Axis", values: Measured | str) -> None:
@@ -193,9 +252,12 @@ def log_scale(axis: "Axis") -> None:
 def ticks_at(ax: "Axes", values: Iterable[float]) -> None:
     """Set ticks at these values of the x axis, labelled where labels do not touch.
 
-    Call this last: it depends on the axes' limits and size.
+    Call this last: it depends on the axes' limits and size. Many values, as those of a search, get
+    ticks of round numbers instead.
     """
     fig, every = text.figure_of(ax), sorted(set(values))
+    if len(every) > MANY:
+        return
     fig.draw_without_rendering()
     end, labelled = -np.inf, {}
     for tick in every:
@@ -246,12 +308,13 @@ as after a step that nearly diverged."""
 
 ROOM = 1.2
 """Space for intervals on either side of the results, relative to the space that the results take.
-The t intervals of three or more results never need more; those of two nearly always do."""
+The t intervals of three or more results never need more; those that are over test examples as well
+may do."""
 
 MARGIN = 0.05
 """Fraction of an axis that is left empty at either end."""
 
-CUT = " Intervals are cut off at the edges of the axes."
+CUT = " Arrows and the edges of the axes cut intervals off."
 
 
 def limit_to_curves(ax: "Axes", curves: "Curves", metric: Measured) -> str:
@@ -294,7 +357,7 @@ def _limit(
         return ""
     scale = axes[0].get_transform()
     ends = [hidden, 1] if metric.sign > 0 else [0, 1 - hidden]
-    largest = ABSURD * np.median(abs(values)) if room and not metric.log else np.inf
+    largest = np.inf if metric.log else ABSURD * np.median(abs(values))
     kept = values[abs(values) <= (largest or np.inf)]
     low, high = np.quantile(scale.transform(kept), ends)
     low, high = np.nanmin([low, scale.transform(seen)]), np.nanmax([high, scale.transform(seen)])
@@ -315,4 +378,20 @@ def _limit(
     beyond = ((values < least) | (values > most)).mean()
     said = f" Of all values {beyond:.1%} are beyond the axis." if beyond else ""
     is_cut = lowest < min(least, values.min()) or highest > max(most, values.max())
+    for axis in axes:
+        _point_beyond(axis)
     return said + (CUT if is_cut else "")
+
+
+def _point_beyond(axis: "Axis") -> None:
+    """Draw arrowheads where intervals go on beyond the edges of the axes."""
+    ax, across = axis.axes, axis is axis.axes.xaxis
+    low, high = sorted(axis.get_view_interval())
+    for line in [line for line in ax.lines if line.get_gid() == INTERVAL]:
+        x, y = np.asarray(line.get_data(), dtype=float)
+        ends, place = (x, y[0]) if across else (y, x[0])
+        below, above = ("<", ">") if across else ("v", "^")
+        for edge, marker, is_cut in (low, below, min(ends) < low), (high, above, max(ends) > high):
+            where = (edge, place) if across else (place, edge)
+            if is_cut:
+                ax.plot(*where, marker, color=line.get_color(), markersize=3.5, clip_on=False)

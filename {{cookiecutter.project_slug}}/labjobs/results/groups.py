@@ -78,6 +78,25 @@ def tasks(jobs: "pd.DataFrame") -> "dict[str, pd.DataFrame]":
     return found
 
 
+def counted(alike: "Sequence[pd.DataFrame]", repeats: Sequence[str]) -> str:
+    """Return how many repeats jobs with the same settings have, by the settings in which they
+    differ: `2–3 seeds`, `5 folds with 3 seeds each`."""
+    by = [name for name in repeats if name in SPLITS]
+    within = [name for name in repeats if name not in by] or [SEED]
+    single = [jobs for of in alike for _, jobs in of.groupby(by, dropna=False)] if by else alike
+    splits, seeds = (" and ".join(f"{setting(name)}s" for name in names) for names in (by, within))
+    each = f"{between([*map(len, single)])} {seeds}"
+    if not by:
+        return each
+    text = f"{between([combinations(jobs, by) for jobs in alike])} {splits}"
+    return f"{text} with {each} each" if max(map(len, single)) > 1 else text
+
+
+def between(counts: Sequence[int]) -> str:
+    """Return numbers in short: `3`, `2–3`, `180–1,294`."""
+    return "–".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
+
+
 def split_means(values: ArrayLike, repeats: "pd.DataFrame", log: bool = False) -> NDArray[Any]:
     """Return values (…, n) averaged over the repeats within each split, (…, splits). `repeats` has
     n rows; if they are all of one split, the values are returned as they are."""

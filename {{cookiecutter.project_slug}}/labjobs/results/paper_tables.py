@@ -20,9 +20,9 @@ import numpy as np
 from labjobs.errors import SettingsError, did_you_mean
 from labjobs.job.terminal import counted
 from labjobs.results import comparison, groups, style, tables
-from labjobs.results.intervals import Interval
+from labjobs.results.intervals import NEEDED, Interval
 from labjobs.results.metrics import Measured, NoResults, Part, chooser, declared
-from labjobs.results.samples import NEEDED, Difference, Sample, differences, sample
+from labjobs.results.samples import Difference, Sample, differences, over, sample
 from labjobs.settings import CONFIRMING
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 MOST_COLUMNS = 3
 """Largest number of columns, if plot.py does not say which metrics are shown."""
+
+MOST_TASKS = 4
+"""Largest number of tasks that are columns; more are rows."""
 
 MOST_ROWS = 20
 """Largest number of rows, if plot.py does not say which settings have rows of their own."""
@@ -112,9 +115,9 @@ def results(jobs: "pd.DataFrame", rows: Sequence[str] = (), shown: Sequence[str]
     setting or metric.
     """
     by = _known("setting", rows, jobs.attrs["settings"]) or _fitting(jobs)
-    grid, (metrics, others) = _Grid(_tried(jobs), by), _metrics(jobs, shown)
+    grid, (metrics, others) = _Grid(tried(jobs), by), _metrics(jobs, shown)
     table = Table(grid.corner, rows={name: [] for name in grid.names})
-    over, said = dict[str, None](), dict[str, None]()
+    every, said = list[Sample](), dict[str, None]()
     for task, own in groups.tasks(grid.jobs).items():
         voting = groups.choosing(_with_results(own))
         compared = comparison.compare(voting, along=grid.by, metric=metrics[0])
@@ -124,7 +127,7 @@ def results(jobs: "pd.DataFrame", rows: Sequence[str] = (), shown: Sequence[str]
         for metric in metrics:
             each = {name: sample(found, metric) for name, found in alike.items()}
             found = differences(each, first) if metric.part == "test" and first else {}
-            over |= _over(each)
+            every += each.values()
             bold = {first, *(name for name, one in found.items() if not one.is_certain)}
             cells = _column(each, alike)
             table.add(
@@ -138,11 +141,21 @@ def results(jobs: "pd.DataFrame", rows: Sequence[str] = (), shown: Sequence[str]
                 chosen = {"chosen_on_validation": name == first, "among": compared.among or "1"}
                 record = _record(grid, name, alike[name], task, one) | chosen
                 table.records.append(record | _as_record(found.get(name)))
-    table.about = _intervals(over) + _bold(table) + "".join(said) + others
+    table.about = _intervals(every) + _bold(table) + "".join(said) + others
     if groups.confirming(grid.jobs).any():
         alone = "show these alone: they had no part in the choice"
         table.about += f" Rows with seeds from {CONFIRMING} on {alone}."
-    return table
+    return _turned(table) if len(metrics) == 1 < MOST_TASKS < len(table.columns) else table
+
+
+def _turned(table: Table) -> Table:
+    """A table with a row for each task and a column for each of the settings."""
+    about = table.about.replace(_bold(table), _bold(table, "columns", "row"))
+    turned = Table(table.columns[0].title, records=table.records, about=about)
+    turned.rows = {column.task: [] for column in table.columns}
+    for name, cells in table.rows.items():
+        turned.add(Column(name), cells)
+    return turned
 
 
 def ablation(jobs: "pd.DataFrame", baseline: Mapping[str, Any], shown: Sequence[str] = ()) -> Table:
@@ -153,7 +166,7 @@ def ablation(jobs: "pd.DataFrame", baseline: Mapping[str, Any], shown: Sequence[
     Without a baseline, it is the settings with the best validation results. Raises NoResults if no
     jobs differ from it in exactly one setting, SettingsError for an unknown setting or metric.
     """
-    grid = _Grid(_tried(jobs), groups.varied(jobs))
+    grid = _Grid(tried(jobs), groups.varied(jobs))
     _known("setting", baseline, jobs.attrs["settings"])
     of_tasks = groups.tasks(grid.jobs)
     if not baseline and len(of_tasks) > 1:
@@ -164,15 +177,15 @@ def ablation(jobs: "pd.DataFrame", baseline: Mapping[str, Any], shown: Sequence[
     if not changes:
         raise NoResults("no settings differ from a baseline in exactly one; vary one in run.sh")
     table = Table("change", rows={name: [] for name in ["baseline", *changes.values()]})
-    over, (metrics, others) = dict[str, None](), _metrics(jobs, shown)
+    every, (metrics, others) = list[Sample](), _metrics(jobs, shown)
     for task, own in of_tasks.items():
         alike = grid.alike(own, own)
         for metric in metrics:
             each = {name: sample(alike[name], metric) for name in (reference, *changes)}
-            over |= _over(each)
+            every += each.values()
             found = differences(each, reference)
             widths = [_scaled(one.estimate.interval, each[n]) for n, one in found.items()]
-            decimals = _decimals(widths, [])
+            decimals = style.decimals(widths)
             base = _column({reference: each[reference]}, alike)[reference]
             cells = [
                 _change(each[n], each[reference], found.get(n), alike[n], decimals) for n in changes
@@ -185,8 +198,8 @@ def ablation(jobs: "pd.DataFrame", baseline: Mapping[str, Any], shown: Sequence[
     ratios *= any(metric.log for metric in metrics)
     table.about = (
         f"The baseline is {reference}; other rows are differences from it{ratios}."
-        f"{_intervals(over)} Bold: what can be told from no difference (5% level for all rows of a "
-        f"column together)."
+        f"{_intervals(every)} Bold: what can be told from no difference (5% level for all rows of "
+        f"a column together)."
     )
     if further := len(grid.names) - len(changes) - 1:
         table.about += f" Not shown: {counted(further, 'setting')} with more than one change."
@@ -297,8 +310,8 @@ class _Grid:
         return found
 
 
-def _tried(jobs: "pd.DataFrame") -> "pd.DataFrame":
-    """All jobs that were tried, with their `state`, numbered."""
+def tried(jobs: "pd.DataFrame") -> "pd.DataFrame":
+    """Return all jobs that were tried, with their `state`, numbered."""
     import pandas as pd
 
     own = jobs.assign(state=jobs["diverged"].map({True: "diverged", False: "finished"}))
@@ -367,10 +380,9 @@ def _fewer(jobs: "pd.DataFrame", metrics: list[Measured]) -> tuple[list[Measured
 
 def _column(samples: Mapping[str, Sample], alike: "Mapping[str, pd.DataFrame]") -> dict[str, Cell]:
     known = {name: _scaled(each.interval, each) for name, each in samples.items() if len(each)}
-    wide = [each for name, each in known.items() if len(samples[name]) >= NEEDED]
-    decimals = _decimals(wide, [float(each.mean) for each in known.values()])
+    decimals = style.decimals(known.values(), [float(each.mean) for each in known.values()])
     return {
-        name: _lost(alike[name]) or _cell(known.get(name), len(each), decimals, _text)
+        name: _lost(alike[name], len(each)) or _cell(known.get(name), decimals, style.rounded)
         for name, each in samples.items()
     }
 
@@ -380,22 +392,24 @@ def _scaled(found: Interval, each: Sample) -> Interval:
     return found if each.metric.log else Interval(*(each.metric.factor * end for end in found))
 
 
-def _lost(tried: "pd.DataFrame") -> Cell | None:
-    """A cell in place of a mean: what became of jobs without which it would be too good."""
+def _lost(tried: "pd.DataFrame", n: int) -> Cell | None:
+    """A cell in place of a mean: what became of jobs without which it would be too good, or of all
+    jobs, if none of them has a result."""
     states = Counter(tried["state"])
-    lost = [f"{states[state]}/{len(tried)} {state}" for state in LOST if states[state]]
-    return Cell(", ".join(lost)) if lost else None
+    lost = [state for state in (states if not n else LOST) if states[state] and state != "finished"]
+    each = [f"{states[state]}/{len(tried)} {state}" for state in lost]
+    return Cell(", ".join(each)) if each else None
 
 
 def _cell(
-    found: Interval | None, n: int, decimals: int | None, text: Callable[[float, int | None], str]
+    found: Interval | None, decimals: int | None, text: Callable[[float, int | None], str]
 ) -> Cell:
     if found is None:
         return Cell(NOTHING)
     if np.nanmax(np.abs(found)) >= style.LARGE:
         decimals = None
     middle = text(found.mean, decimals)
-    if n < NEEDED or not found.high > found.low:
+    if not found.high > found.low:
         return Cell(middle)
     up, down = found.high - found.mean, found.mean - found.low
     if decimals is None or not math.isclose(up, down, rel_tol=1e-6):
@@ -412,36 +426,19 @@ def _change(
     decimals: int | None,
 ) -> Cell:
     """How a row differs from the baseline; without an interval if there are too few repeats."""
-    text, log = (_ratio, True) if each.metric.log else (_signed, False)
-    if (lost := _lost(tried)) or not (len(each) and len(base)):
+    log = each.metric.log
+
+    def text(value: float, decimals: int | None) -> str:
+        """Return a ratio, or a difference with its sign."""
+        return f"{'×' if log else '+' if value > 0 else ''}{style.rounded(value, decimals)}"
+
+    if (lost := _lost(tried, len(each))) or not (len(each) and len(base)):
         return lost or Cell(NOTHING)
     if found:
-        cell = _cell(_scaled(found.estimate.interval, each), len(each), decimals, text)
+        cell = _cell(_scaled(found.estimate.interval, each), decimals, text)
         return Cell(cell.text, cell.half, found.is_certain)
     mine, its = each.estimate.interval.mean, base.estimate.interval.mean
     return Cell(text(float(mine / its if log else each.metric.factor * (mine - its)), decimals))
-
-
-def _decimals(found: Sequence[Interval], values: Sequence[float]) -> int | None:
-    """As many decimals as give half of the typical interval two digits, or one if it begins with 4
-    to 9; without intervals three digits of the largest value. None for numbers with exponents."""
-    halves = [(each.high - each.low) / 2 for each in found if each.high > each.low]
-    size = float(np.median(halves)) if halves else max(map(abs, values), default=1.0) or 1.0
-    exponent = math.floor(math.log10(size))
-    digits = (1 if size / 10**exponent < 3.55 else 0) if halves else 2
-    return max(0, digits - exponent) if digits - exponent <= 6 else None
-
-
-def _text(value: float, decimals: int | None) -> str:
-    return style.signed(style.number(value) if decimals is None else f"{value:.{decimals}f}")
-
-
-def _signed(value: float, decimals: int | None) -> str:
-    return f"{'+' if value > 0 else ''}{_text(value, decimals)}"
-
-
-def _ratio(value: float, decimals: int | None) -> str:
-    return f"×{_text(value, decimals)}"
 
 
 def _title(metric: Measured) -> str:
@@ -467,7 +464,7 @@ def _record(
         **{state: states[state] for state in ("finished", *LOST)},
         "n": len(each),
         **found._asdict(),
-        "interval": f"95% over {each.over}" if len(each) > 1 else "",
+        "interval": f"95% over {each.over}" if each.is_shown else "",
         "sd": values.std() if len(each) > 1 else math.nan,
         "min": values.min(),
         "max": values.max(),
@@ -485,21 +482,17 @@ def _as_record(found: Difference | None) -> dict[str, Any]:
 # Sentences for captions; they begin with a space.
 
 
-def _over(samples: Mapping[str, Sample]) -> dict[str, None]:
-    """What the intervals of some samples are over."""
-    return dict.fromkeys(each.over for each in samples.values() if len(each) >= NEEDED)
-
-
-def _intervals(over: Collection[str]) -> str:
-    if not over:
+def _intervals(samples: Iterable[Sample]) -> str:
+    known = over(samples)
+    if not known:
         return f" Means of fewer than {NEEDED} repeats have no interval."
-    return f" ± and parentheses: 95% intervals over {' or '.join([*over][:3])}."
+    return f" ± and parentheses: 95% intervals over {known}."
 
 
-def _bold(table: Table) -> str:
+def _bold(table: Table, each: str = "rows", of: str = "column") -> str:
     """What bold cells and dashes are, if there are any."""
     cells = [cell for row in table.rows.values() for cell in row]
-    bold = " Bold: † and all rows whose test results cannot be told apart from its own (5% level "
-    bold += "for all rows of a column together)."
+    bold = f" Bold: † and all {each} whose test results cannot be told apart from its own (5% "
+    bold += f"level for all {each} of a {of} together)."
     dash = f" {NOTHING}: not run."
     return bold * any(c.bold for c in cells) + dash * any(c.text == NOTHING for c in cells)

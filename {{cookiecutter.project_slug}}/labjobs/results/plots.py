@@ -12,10 +12,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from labjobs.results import groups, intervals, text
-from labjobs.results.figures import LABEL, log_scale, plain
+from labjobs.results.figures import INTERVAL, LABEL, log_scale, plain
+from labjobs.results.intervals import Interval
 from labjobs.results.metrics import Measured, NoResults
 from labjobs.results.samples import Difference, Sample, sample
-from labjobs.results.style import COLOURS, GREY, PLAIN, Look, looks, names, numbers, setting
+from labjobs.results.style import (
+    COLOURS,
+    GREY,
+    PLAIN,
+    Look,
+    decimals,
+    looks,
+    names,
+    numbers,
+    rounded,
+    setting,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,6 +35,9 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 OPEN: dict[str, Any] = {"markersize": 3, "markerfacecolor": "white", "markeredgewidth": 0.6}
+
+SINGLE: dict[str, Any] = {"markerfacecolor": "white", "markeredgewidth": 0.8}
+"""How the point of a mean looks if it is that of a single job."""
 
 MANY = 10_000
 """Number of points from which faint curves are stored in a PDF as an image, so that it stays
@@ -51,8 +66,8 @@ def bands(
 
     curves: columns job_id, step (whole numbers), value and perhaps `at`, the place of a step, which
     is that of the mean over jobs for their mean. Mean and band end where the first curve
-    ends, and the band stays within the metric's range. A single curve has no band. Raises NoResults
-    if the curves have no step in common, as with folds of different sizes.
+    ends, and the band stays within the metric's range. Fewer than three curves have no band. Raises
+    NoResults if the curves have no step in common, as with folds of different sizes.
     """
     from matplotlib.collections import LineCollection
 
@@ -66,17 +81,18 @@ def bands(
         raise NoResults(f"the jobs{whose} have values at different steps; {cure}")
     steps = places.mean(axis=1)
     of = curves.drop_duplicates("job_id").set_index("job_id").loc[table["value"].columns]
-    found = groups.estimate(values[whole], of, metric.log, groups.overlap(of)).interval
+    estimate = groups.estimate(values[whole], of, metric.log, groups.overlap(of))
+    found, has_interval = estimate.interval, look.interval and estimate.is_shown
     low, high = np.clip(found[1:], *metric.within)
     lines = [np.column_stack(pair) for pair in zip(places.T, values.T, strict=True)]
     faint: Any = {"colors": look.colour, "linewidths": 0.4, "alpha": 0.45}
     ax.add_collection(LineCollection(lines, rasterized=values.size > MANY, **faint))
-    if look.interval:
+    if has_interval:
         ax.fill_between(steps[whole], low, high, color=look.colour, alpha=0.15, linewidth=0)
     marker = look.marker if whole.sum() == 1 else None
     if marker:  # neither lines nor bands have a single step
         ax.plot(places, values, "o", color=look.colour, **OPEN)
-        if look.interval:
+        if has_interval:
             ax.vlines(steps[whole], low, high, color=look.colour, linewidth=0.7)
     line = {"color": look.colour, "linestyle": look.line, "marker": marker, "label": label}
     ax.plot(steps[whole], found.mean, **line)
@@ -92,7 +108,7 @@ def points(
     drawn: Mapping[str, Look] | None = None,
 ) -> None:
     """Draw the results of series of jobs, by their names, against a setting `x`: each job an open
-    point, and the means of a series joined by a line with 95 % t intervals.
+    point, and the means of several filled points with 95 % t intervals, joined by a line.
 
     Series stand side by side around their place, and the points of a mean to its right, so that
     nothing hides another. The axis is logarithmic if values span a decade, with a place for 0
@@ -126,14 +142,19 @@ def points(
                 for count in (int(repeated["diverged"].sum()), len(found))
             )
             ax.plot(lost, [height] * len(lost), "x", color=look.colour, transform=edge)
-            ax.plot(kept, found.results, look.marker, color=look.colour, **OPEN)
+            if len(found) > 1:
+                ax.plot(kept, found.results, look.marker, color=look.colour, **OPEN)
             if len(found):
                 (place,) = beside(value, aside)
                 mean, low, high = found.interval
                 if look.interval:
-                    ax.plot([place] * 2, [low, high], color=look.colour, linewidth=0.7)
+                    ends: dict[str, Any] = {"gid": INTERVAL, "color": look.colour, "linewidth": 0.7}
+                    ax.plot([place] * 2, [low, high], **ends)
                 means.append((place, mean))
+                if len(found) == 1:
+                    ax.plot(place, mean, look.marker, color=look.colour, zorder=4, **SINGLE)
         line = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
+        line |= {} if look.joined else {"linestyle": "none"}
         ax.plot(*np.reshape(means, (-1, 2)).T, label=name, zorder=3, **line)
 
 
@@ -143,11 +164,13 @@ def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Meas
     without a result has a dash. Raises NoResults if most cells have none.
     """
     columns = names(value for row in rows.values() for value in row[x])
-    grid = np.full((len(rows), len(columns)), np.nan)
+    grid, spans = np.full((len(rows), len(columns)), np.nan), list[Any]()
     for place, row in enumerate(rows.values()):
         for column, value in enumerate(columns):
             found = sample(row[[each == value for each in row[x]]], metric)
-            grid[place, column] = found.interval.mean if len(found) else np.nan
+            if len(found):
+                grid[place, column] = found.interval.mean
+                spans.append(metric.factor * np.array(found.interval))
     if np.isfinite(grid).mean() < FILLED:
         known = f"only {np.isfinite(grid).sum()} of {grid.size} pairs have a result"
         raise NoResults(f"{known}, too few for a map; make a grid of two settings in run.sh")
@@ -158,7 +181,12 @@ def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Meas
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     cell = text.name_columns(ax, list(columns.values()))
-    if not _fill_cells(ax, image, numbers((metric.factor * grid).flat), cell):
+    shown = (metric.factor * grid).ravel().tolist()
+    texts = numbers(shown)
+    if not metric.log and np.isfinite(spans).all(axis=1).any():  # digits that these justify
+        digits = decimals(spans)
+        texts = [rounded(value, digits).replace("nan", "–") for value in shown]
+    if not _fill_cells(ax, image, texts, cell):
         ticks = partial(plain, factor=metric.factor)
         bar = text.figure_of(ax).colorbar(image, ax=ax, format=ticks)
         text.name_columns(ax, list(columns.values()))  # which are narrower now
@@ -180,44 +208,95 @@ def _fill_cells(ax: "Axes", image: "AxesImage", texts: Sequence[str], points: fl
     return True
 
 
-def ranking(
-    ax: "Axes", samples: Mapping[str, Sample], tested: Mapping[str, Sample] | None = None
+def _mean(
+    ax: "Axes", place: float, found: Interval, look: Look, filled: bool = True, **dot: Any
 ) -> None:
-    """Draw groups of results one below another: each result an open point, the mean a dot with its
-    95 % interval. The same groups' test results stand below them, in another colour."""
+    """Draw a mean with its interval along the x axis, as a filled dot or an open one."""
+    mean, low, high = found
+    ax.plot([low, high], [place] * 2, color=look.colour, linewidth=0.9, gid=INTERVAL)
+    line: dict[str, Any] = {"linestyle": "none", "zorder": 3, **({} if filled else SINGLE), **dot}
+    ax.plot(mean, place, look.marker, color=look.colour, **line)
+
+
+def ranking(
+    ax: "Axes",
+    samples: Mapping[str, Sample],
+    tested: Mapping[str, Sample] | None = None,
+    rows: Sequence[str] = (),
+) -> None:
+    """Draw groups of results one below another: each result an open point, the mean of several a
+    filled one with its 95 % interval, and the number of results where these differ. The same
+    groups' test results stand below them, in another colour. `rows` are the names of all rows, if
+    some of them have no results."""
+    rows = rows or list(samples)
     of_tests = tested or {}, Look(COLOURS[1], marker="s"), 0.2
     for each, look, up in [(samples, PLAIN, -0.2 if tested else -0.08), of_tests]:
-        line: dict[str, Any] = {"color": look.colour, "linestyle": "none", "marker": look.marker}
-        for row, name in enumerate(samples):
+        for row, name in enumerate(rows):
             if name in each:
-                found, (mean, low, high) = each[name], each[name].interval
-                ax.plot([low, high], [row + up] * 2, color=look.colour, linewidth=0.9)
-                ax.plot(mean, row + up, zorder=3, label=str(found.metric), **line)
-                ax.plot(found.results, np.full(len(found), row + up + 0.16), **line | OPEN)
-    text.name_rows(ax, list(samples))
-    ax.set_ylim(len(samples) - 0.4, -0.6)
+                n, found, label = len(each[name]), each[name], str(each[name].metric)
+                _mean(ax, row + up, found.interval, look, n > 1, label=label)
+                beside = np.full(n, row + up + 0.16)[: n if n > 1 else 0]
+                ax.plot(
+                    found.results[: len(beside)], beside, look.marker, color=look.colour, **OPEN
+                )
+    _name_rows(ax, rows, [len(samples.get(name, ())) for name in rows])
     ax.grid(axis="y", linewidth=0.3)
     if not any(each.metric.log for each in samples.values()):
         ax.locator_params(axis="x", nbins=4)
+
+
+def _name_rows(ax: "Axes", names: Sequence[str], counts: Sequence[int] = ()) -> None:
+    text.name_rows(ax, names, counts)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+
+
+def costs(
+    ax: "Axes",
+    jobs: "Mapping[str, pd.DataFrame]",
+    cost: str,
+    metric: Measured,
+    drawn: Mapping[str, Look],
+) -> None:
+    """Draw the mean results of series of jobs, by their names, with 95 % intervals, by the mean of
+    a column of costs, and a line along those that no other beats in both. Raises NoResults if the
+    jobs have no record of it."""
+    known = {name: own.loc[groups.finite(own, metric.result).index] for name, own in jobs.items()}
+    prices = {name: groups.finite(own, cost).mean() for name, own in known.items()}
+    prices = {name: price for name, price in prices.items() if price > 0}
+    if not prices:
+        raise NoResults("the jobs have no record of what they cost")
+    best, front = -np.inf, []
+    for name in sorted(prices, key=lambda name: prices[name]):
+        found, look, price = sample(known[name], metric), drawn[name], prices[name]
+        mean, low, high = found.interval
+        if metric.sign * mean > best:
+            best = metric.sign * mean
+            front.append((price, mean))
+        if look.interval:
+            ax.plot([price] * 2, [low, high], color=look.colour, linewidth=0.7, gid=INTERVAL)
+        face = {} if len(found) > 1 else SINGLE
+        ax.plot(price, mean, look.marker, color=look.colour, label=name, **face)
+    ax.plot(*zip(*front, strict=True), color=GREY, linewidth=0.8, drawstyle="steps-post", zorder=1)
+    if max(prices.values()) > DECADE * min(prices.values()):
+        log_scale(ax.xaxis)
+    else:  # so that costs that are about the same look so
+        ax.set_xlim(0, 1.05 * max(prices.values()))
 
 
 def differences(ax: "Axes", found: Mapping[str, Difference], metric: Measured) -> None:
     """Draw differences from a baseline one below another, each a dot with its 95 % interval: filled
     if it can be told from none, and open if not. Differences of a logarithmic metric are ratios."""
     for row, each in enumerate(found.values()):
-        mean, low, high = each.estimate.interval
-        ax.plot([low, high], [row] * 2, color=COLOURS[0], linewidth=0.9)
-        face = COLOURS[0] if each.is_certain else "white"
-        ax.plot(mean, row, "o", color=COLOURS[0], markerfacecolor=face, markeredgewidth=0.8)
+        _mean(ax, row, each.estimate.interval, PLAIN, each.is_certain)
     ax.axvline(1 if metric.log else 0, color=GREY, linewidth=0.6, zorder=0)
-    text.name_rows(ax, list(found))
-    ax.set_ylim(len(found) - 0.4, -0.6)
+    _name_rows(ax, list(found), [each.n for each in found.values()])
     if not metric.log:
         ax.locator_params(axis="x", nbins=4)
 
 
 def reached(ax: "Axes", times: ArrayLike, ended: ArrayLike, label: str, look: Look = PLAIN) -> None:
-    """Draw the fraction of jobs that has reached a target, by time, with its exact 95 % interval.
+    """Draw the fraction of jobs that has reached a target, by time, with its exact 95 % interval
+    from the first job on.
 
     `times` (n,) is when each job reached it, NaN if it never did, and `ended` (n,) when it ended.
     Lines end a little after the last job that reached it.
@@ -230,7 +309,8 @@ def reached(ax: "Axes", times: ArrayLike, ended: ArrayLike, label: str, look: Lo
     step = {"drawstyle": "steps-post", "color": look.colour, "linestyle": look.line}
     ax.plot(x, fractions, label=label, **step)
     if look.interval:
-        ax.fill_between(x, low, high, step="post", color=look.colour, alpha=0.12, linewidth=0)
+        filled: dict[str, Any] = {"color": look.colour, "alpha": 0.12, "linewidth": 0}
+        ax.fill_between(x[1:], low[1:], high[1:], step="post", **filled)
     ax.set_ylim(-0.03, 1.03)
     ax.set_xlim(0, max(end, ax.get_xlim()[1]))  # limits that are set do not adapt any more
 

@@ -3,6 +3,7 @@
 import argparse
 import re
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +27,8 @@ from labjobs.results import (
     table_files,
     tables,
 )
-from labjobs.results.metrics import SHOWN, NoResults, chooser, declared
+from labjobs.results.comparison import MOST
+from labjobs.results.metrics import SHOWN, WORDS, NoResults, chooser, declared
 from labjobs.results.paper_tables import Table
 from labjobs.tracking import stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name
@@ -50,10 +52,11 @@ def main(
     labels: Mapping[str, str],
     printed: Mapping[str, Tabulating] = MappingProxyType({}),
     script: str = DEFAULT,
+    of_tasks: Mapping[str, Drawing] = MappingProxyType({}),
 ) -> int:
     """Draw figures, by their names: figures `of_all` jobs that have the settings of `only`, and
-    figures `of_one` of these jobs, by default the best on validation data; and write the tables
-    that are to be `printed`.
+    figures `of_one` of these jobs, by default the best on validation data, and figures `of_tasks`,
+    if there are several; and write the tables that are to be `printed`.
 
     The jobs all belong to one script, `run` for run.py; `kind` is the class of their settings.
     `labels` are what settings are called in figures.
@@ -61,7 +64,7 @@ def main(
     """
     prepare_streams()
     args = _parser().parse_args()
-    pages = _Pages(args, {**of_all, **of_one}, {*printed, "results", "jobs"})
+    pages = _Pages(args, {**of_all, **of_one, **of_tasks}, {*printed, "results", "jobs"})
     try:
         if args.provenance:
             print(figure_files.as_lines(figure_files.read(args.provenance)))
@@ -83,7 +86,7 @@ def main(
         if args.checklist:
             print(checklist.markdown(found.jobs))
             return exit_status.DONE
-        _draw(pages, found, of_all, of_one)
+        _draw(pages, found, of_all, of_one, of_tasks)
         _write(pages, found, printed)
         return pages.end()
     except SettingsError as error:
@@ -126,7 +129,8 @@ class _Pages:
     def of(self, stem: str) -> Iterator[None]:
         """Note why a figure or a table is left out, if it is."""
         try:
-            yield
+            with warnings.catch_warnings(action="ignore", category=UserWarning):
+                yield  # missing characters: the print check names them
         except NoResults as error:
             self._left_out.setdefault(str(error), []).append(stem)
 
@@ -139,7 +143,8 @@ class _Pages:
         """Say what was left out, move what was not written this time away, and return the exit
         status."""
         for why, stems in self._left_out.items():
-            print(f"left out {', '.join(stems)}: {why}", file=sys.stderr)
+            more = f" and {len(stems) - 2 * MOST} more" if len(stems) > 2 * MOST else ""
+            print(f"left out {', '.join(stems[: 2 * MOST])}{more}: {why}", file=sys.stderr)
         kinds_of_files = figure_files.KINDS, table_files.KINDS
         both = zip(self._names, kinds_of_files, _folders(self.args), strict=True)
         for names, kinds, out in both:
@@ -195,24 +200,28 @@ def _of_task(task: str, jobs: "pd.DataFrame") -> dict[str, str]:
 
 
 def _draw(
-    pages: _Pages, found: _Found, of_all: Mapping[str, Drawing], of_one: Mapping[str, Drawing]
+    pages: _Pages,
+    found: _Found,
+    of_all: Mapping[str, Drawing],
+    of_one: Mapping[str, Drawing],
+    of_tasks: Mapping[str, Drawing],
 ) -> None:
-    """Draw the figures of each task."""
+    """Draw the figures of each task, and those of all tasks."""
     args, jobs = pages.args, groups.choosing(found.jobs)
-    of_tasks = groups.tasks(jobs)
+    tasks = groups.tasks(jobs)
     out, _ = _folders(args)
     for stem, task, name in [
-        *_stems(of_all, of_tasks),
-        *_stems(of_one, [""] if args.job else of_tasks),
+        *_stems(of_all, tasks),
+        *_stems(of_one, [""] if args.job else tasks),
+        *_stems(of_tasks if len(tasks) > 1 else (), [""]),
     ]:
-        alike = of_tasks.get(task, jobs)
+        alike = tasks.get(task, jobs)
         with pages.of(stem):
-            shown = alike if name in of_all else _one(args.job, found.every, alike)
+            shown = _one(args.job, found.every, alike) if name in of_one else alike
             about = figure_files.provenance(shown) | {"figure": name, "venue": args.venue}
-            figure, caption = {**of_all, **of_one}[name](shown)
-            caption += f" Task: {task}." if task else ""
-            caption += _differences(shown, found.mixed)
-            others = _with_task_of(alike, found.others)
+            figure, caption = {**of_all, **of_one, **of_tasks}[name](shown)
+            caption += _about(shown) + _differences(shown, found.mixed)
+            others = _with_task_of(alike, found.others) if task else found.others
             caption += "" if args.job and name in of_one else _counts(alike, others)
             pages.add(_save(args, out / stem, figure, caption, about))
 
@@ -224,7 +233,7 @@ def _write(pages: _Pages, found: _Found, printed: Mapping[str, Tabulating]) -> N
     for name, make in printed.items():
         with pages.of(name):
             table, caption = make(jobs)
-            caption += _differences(jobs, found.mixed) + _counts(jobs, found.others)
+            caption += _about(jobs) + _differences(jobs, found.mixed) + _counts(jobs, found.others)
             about = figure_files.provenance(jobs) | {"table": name, "venue": args.venue}
             files = _save_table(args, out / name, table, caption, about)
             written |= {name: table} if files else {}
@@ -377,8 +386,25 @@ def _one(job_id: str, every: "pd.DataFrame", jobs: "pd.DataFrame") -> "pd.DataFr
 # What every caption says of the jobs behind its figure, whatever the figure is. Sentences begin
 # with a space, and are empty if there is nothing to say.
 
-NAMED = 6
-"""The largest number of settings that are named; more are counted."""
+MODEL = "model"
+"""A setting that captions name, if all jobs have the same."""
+
+
+def _about(jobs: "pd.DataFrame") -> str:
+    """Say what all jobs have in common: their task, their model, and the numbers of examples, if
+    their files are on this machine."""
+    names = [*groups.with_role(jobs, "task"), *([MODEL] if MODEL in jobs else [])]
+    same = [name for name in names if groups.combinations(jobs, [name]) == 1]
+    said = [f"{style.setting(name)} {style.names(jobs[name])[jobs[name].iloc[0]]}" for name in same]
+    sizes = [*map(tables.sizes, jobs["job_folder"].map(str))] if "job_folder" in jobs else []
+    known = {part: [each[part] for each in sizes if part in each] for part in WORDS}
+    each = [f"{groups.between(counts)} {WORDS[part]}" for part, counts in known.items() if counts]
+    *most, last = each or [""]
+    said += [f"{', '.join(most)}{' and ' * bool(most)}{last} examples"] * bool(each)
+    splits = groups.combinations(jobs, [name for name in groups.SPLITS if name in jobs])
+    said += ["one split"] * (len(each) > 1 and splits == 1)
+    text = ", ".join(said)
+    return f" {text[0].upper()}{text[1:]}." if text else ""
 
 
 def _counts(jobs: "pd.DataFrame", others: "pd.DataFrame") -> str:
@@ -414,7 +440,8 @@ def _on_code(jobs: "pd.DataFrame", mixed: list[str]) -> str:
         return " The job is from different code or data."
     alike = groups.groups(jobs, groups.varied(jobs))
     names = [name for name, own in alike.items() if own["job_id"].isin(mixed).all() and name]
-    which = f": all of {'; '.join(names)}" if 0 < len(names) <= min(NAMED, len(alike) - 1) else ""
+    few = 0 < len(names) <= min(MOST, len(alike) - 1)
+    which = f": all of {'; '.join(names)}" if few else ""
     are = "is" if other.sum() == 1 else "are"
     return f" {other.sum()} of the {len(jobs)} jobs {are} from different code or data{which}."
 

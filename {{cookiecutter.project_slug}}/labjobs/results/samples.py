@@ -6,7 +6,7 @@ result on other examples in 24 to 69 % of cases (measured by simulation), and in
 seeds there are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,15 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labjobs.results import groups, intervals, tables
-from labjobs.results.intervals import Estimate, Interval
+from labjobs.results.intervals import NEEDED, Estimate, Interval
 from labjobs.results.metrics import Measured
-from labjobs.results.style import settings
 
 if TYPE_CHECKING:
     import pandas as pd
-
-NEEDED = 3
-"""Number of repeats from which intervals are given: that of two is so wide that it says nothing."""
 
 LEVEL = 0.05
 """The probability, adjusted for all comparisons, below which two results can be told apart."""
@@ -56,22 +52,35 @@ class Sample:
     @property
     def interval(self) -> Interval:
         """The mean with its 95 % interval, within the metric's range: the t interval, or the
-        binomial one, if the t interval leaves the range of a fraction or has no width."""
+        binomial one, if the t interval leaves the range of a fraction or has no width. Its ends are
+        NaN if there are too few repeats."""
         found, (least, most) = self.estimate.interval, self.metric.within
-        if len(self) == 1:
-            return found
+        if not self.estimate.is_shown:
+            return Interval(found.mean, np.nan, np.nan)
         within = least <= found.low < found.high <= most
         if self.examples is not None and not within and {*np.unique(self.examples)} <= {0.0, 1.0}:
             return intervals.fraction(self.estimate, len(self.examples))
         return Interval(found.mean, *np.clip(found[1:], least, most))
 
     @property
+    def is_shown(self) -> bool:
+        """Whether there are enough repeats for an interval."""
+        return len(self) > 0 and self.estimate.is_shown
+
+    @property
     def over(self) -> str:
-        """What the interval is over: `3 seeds and 359 test examples`."""
-        frame = self.results.index.to_frame()
+        """What the interval is over: `3 seeds and 359 test examples`, `5 folds with 3 seeds
+        each`."""
+        frame = self.results.index.to_frame(index=False)
         repeats = [str(name) for name in frame if groups.combinations(frame, [str(name)]) > 1]
-        many = f"{len(self)} {settings(repeats or [groups.SEED])}s"
+        many = groups.counted([frame], repeats)
         return many if self.examples is None else f"{many} and {len(self.examples)} test examples"
+
+
+def over(samples: Iterable[Sample]) -> str:
+    """Return what the intervals of several samples are over; empty if none has one."""
+    every = [*dict.fromkeys(each.over for each in samples if each.is_shown)]
+    return f"{' or '.join(every[:3])}{' or others' if len(every) > 3 else ''}"
 
 
 def sample(jobs: "pd.DataFrame", metric: Measured) -> Sample:
@@ -91,6 +100,9 @@ class Difference(NamedTuple):
 
     estimate: Estimate
     paired: bool
+    n: int
+    """Number of repeats: of pairs, or of the smaller sample."""
+
     p: float
     """Adjusted for all comparisons."""
 
@@ -109,23 +121,25 @@ def differences(samples: Mapping[str, Sample], reference: str) -> dict[str, Diff
         for name, each in samples.items()
         if name != reference and min(len(each), len(base)) >= NEEDED
     }
-    adjusted = intervals.holm({name: estimate.p for name, (estimate, _) in found.items()})
+    adjusted = intervals.holm({name: estimate.p for name, (estimate, *_) in found.items()})
     return {name: Difference(*found[name], p) for name, p in adjusted.items()}
 
 
-def _difference(first: Sample, second: Sample) -> tuple[Estimate, bool]:
-    """The difference of two samples, paired by repeat and example as far as that is possible."""
+def _difference(first: Sample, second: Sample) -> tuple[Estimate, bool, int]:
+    """The difference of two samples, paired by repeat and example as far as that is possible,
+    whether it is paired, and the number of repeats."""
     shared = [repeat for repeat in first.results.index if repeat in second.results.index]
     if len(shared) < NEEDED:
-        return _unpaired(first, second), False
+        return _unpaired(first, second), False, min(len(first), len(second))
     one, other = _part(first, shared), _part(second, shared)
     log = first.metric.log
     pairs = one.results / other.results if log else one.results - other.results
     values = groups.split_means(pairs, pairs.index.to_frame(), log)
     found = intervals.mean(values, log, _overlap(first.results))
     if not _share_examples(one, other):
-        return found, True
-    return intervals.with_examples(found, _means(_scaled(one) - _scaled(other), pairs)), True
+        return found, True, len(shared)
+    examples = _means(_scaled(one) - _scaled(other), pairs)
+    return intervals.with_examples(found, examples), True, len(shared)
 
 
 def _unpaired(first: Sample, second: Sample) -> Estimate:

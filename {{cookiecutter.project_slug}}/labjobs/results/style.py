@@ -3,6 +3,7 @@ distinguish, and how settings and numbers are written.
 """
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
@@ -91,8 +92,9 @@ FONTS: dict[str, dict[str, Any]] = {
 
 LINES_AND_AXES: dict[str, Any] = {
     "legend.frameon": False,
-    "legend.handlelength": 2.2,
-    "legend.columnspacing": 1.4,
+    "legend.handlelength": 2.0,
+    "legend.handletextpad": 0.6,
+    "legend.columnspacing": 1.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.6,
@@ -121,7 +123,7 @@ LINES: tuple[Any, ...] = (
     *("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5))),
     *((0, (9, 1.5)), (0, (3, 1, 1, 1, 1, 1))),
 )
-MARKERS = "osD^v"
+MARKERS = "osD^vP"
 
 SMALL, LARGE = 1e-3, 1e5
 """The range in which results are written without an exponent."""
@@ -141,21 +143,35 @@ class Look(NamedTuple):
     interval: bool = True
     """Whether intervals are drawn: that of the best of several would be too good."""
 
+    joined: bool = True
+    """Whether its means are joined by a line: not if they differ in further settings."""
+
 
 PLAIN = Look()
 
 
-def looks(names: Iterable[Any]) -> dict[Any, Look]:
-    """Return a look for each name, in their order."""
+def looks(names: Iterable[Any], ordered: bool = False) -> dict[Any, Look]:
+    """Return a look for each name, in their order. If the names are ordered, as numbers are, so is
+    the lightness of their colours, and only neighbours have different lines."""
+    each = [*names]
+    colours: tuple[str, ...] = COLOURS
+    lines = LINES
+    if ordered and len(each) > 2:
+        from matplotlib import colormaps
+        from matplotlib.colors import to_hex
+
+        places = [0.8 * i / (len(each) - 1) for i in range(len(each))]  # beyond, it is too light
+        colours = tuple(to_hex(colormaps["viridis"](place)) for place in places)
+        lines = LINES[:2]
     return {
-        name: Look(COLOURS[i % len(COLOURS)], LINES[i % len(LINES)], MARKERS[i % len(MARKERS)])
-        for i, name in enumerate(names)
+        name: Look(colours[i % len(colours)], lines[i % len(lines)], MARKERS[i % len(MARKERS)])
+        for i, name in enumerate(each)
     }
 
 
 def parameters(venue: Venue) -> Any:
     """Return matplotlib's rcParams: labels as large as the venue's text, the rest smaller."""
-    labels = ("font.size", "axes.titlesize", "axes.labelsize", "figure.titlesize")
+    labels = ("font.size", "axes.titlesize", "axes.labelsize", "figure.labelsize")
     small = ("xtick.labelsize", "ytick.labelsize", "legend.fontsize", "legend.title_fontsize")
     sizes = dict.fromkeys(labels, venue.text) | dict.fromkeys(small, venue.small)
     return FONTS[venue.font] | LINES_AND_AXES | sizes
@@ -193,6 +209,22 @@ def numbers(values: Iterable[float], digits: int = 3) -> list[str]:
     decimals = max(0, digits - 1 - math.floor(math.log10(largest)))
     texts = [f"{value:.{decimals}f}" if similar else number(value, digits) for value in each]
     return ["–" if text == "nan" else signed(text) for text in texts]
+
+
+def decimals(found: Iterable[Sequence[Any]], values: Iterable[float] = ()) -> int | None:
+    """Return as many decimals as give half of the typical interval (mean, low, high) two digits, or
+    one if it begins with 4 to 9; without intervals three digits of the largest value. None for
+    numbers with exponents."""
+    known = [float(high - low) / 2 for _, low, high in found if high > low]
+    size = statistics.median(known) if known else max(map(abs, values), default=1.0) or 1.0
+    exponent = math.floor(math.log10(size))
+    digits = (1 if size / 10**exponent < 3.55 else 0) if known else 2
+    return max(0, digits - exponent) if digits - exponent <= 6 else None
+
+
+def rounded(value: float, decimals: int | None) -> str:
+    """Return a number with so many decimals, or in few characters."""
+    return signed(number(value) if decimals is None else f"{value:.{decimals}f}")
 
 
 def signed(text: str) -> str:

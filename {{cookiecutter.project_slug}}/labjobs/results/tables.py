@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -349,6 +350,16 @@ def classes(job: "pd.DataFrame", count: int) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError):
         names = []
     return [str(name) for name in names] if len(names) >= count else [str(i) for i in range(count)]
+
+
+@cache
+def sizes(folder: str) -> dict[str, int]:
+    """Return the numbers of training, validation and test examples of the job with a folder; none
+    if it is not on this machine."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        split = json.loads((stored_jobs.folder_of(folder) / layout.SPLIT).read_text("utf-8"))
+        return {part: int(count) for part, count in split["examples"].items()}
+    return {}
 
 
 def _finished(

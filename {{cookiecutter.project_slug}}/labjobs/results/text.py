@@ -70,14 +70,21 @@ def row_names(names: Sequence[str], inches: float) -> list[str]:
     texts = [wrapped(name, points, size) for name in names]
     for lines in (text.split("\n") for text in texts):
         if len(lines) > LINES or any(width(line, size) > 2 * points for line in lines):
-            raise NoResults(f"the jobs differ in too many settings to be named in a figure; {CURE}")
+            first = max(names, key=len)
+            name = f"{first[:40]}…" if len(first) > 40 else first
+            raise NoResults(f"{name} is too long a name for a figure; shorten LABELS, or {CURE}")
     return texts
 
 
-def name_rows(ax: "Axes", names: Sequence[str]) -> None:
-    """Name the rows at 0, 1, …"""
+def name_rows(ax: "Axes", names: Sequence[str], counts: Sequence[int] = ()) -> None:
+    """Name the rows at 0, 1, …, and write their numbers of repeats at the right if these differ."""
     texts = row_names(names, figure_of(ax).get_figwidth())
     ax.set_yticks(range(len(texts)), texts, linespacing=1.1)
+    if len({*counts}) > 1:
+        right = ax.secondary_yaxis("right")
+        right.set_yticks(range(len(counts)), [f"n = {count}" for count in counts])
+        right.tick_params(length=0)
+        right.spines[:].set_visible(False)
 
 
 def named(count: int) -> range:
