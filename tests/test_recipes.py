@@ -1,9 +1,10 @@
 """Recipes of `python jobs.py docs recipes`, as they stand there, in a fresh project."""
 
 import re
+import sys
 
 import pytest
-from faults import Project, job_of, one_line, succeeded
+from faults import Project, assert_as_undisturbed, ended, job_of, one_line, succeeded
 from repository import REPOSITORY
 from test_project import check
 
@@ -41,6 +42,15 @@ def remove_definition(project: Project, file: str, name: str) -> None:
     )
     assert count == 1, name
     path.write_text(text.rstrip() + "\n")
+
+
+def remove_setting(project: Project, name: str) -> None:
+    """Delete a field of Settings, with its text."""
+    found = re.search(
+        rf'(?s)    {name}: .*?""".*?"""\n\n', (project.root / "settings.py").read_text()
+    )
+    assert found
+    project.edit("settings.py", found[0], "")
 
 
 def assert_sound(project: Project) -> str:
@@ -114,10 +124,7 @@ def test_a_scheduler_of_torch(fresh):
     fresh.edit("optimizers.py", "from typing import Any, NamedTuple", "from typing import Any")
     fresh.edit("optimizers.py", "import EarlyStopping, Job, Muon, Timing, ", "import Muon, ")
     for setting in ("schedule", "warmup"):
-        text = (fresh.root / "settings.py").read_text()
-        found = re.search(rf'(?s)    {setting}: .*?""".*?"""\n\n', text)
-        assert found
-        fresh.edit("settings.py", found[0], "")
+        remove_setting(fresh, setting)
     check("ruff format", fresh.root)
     job = assert_sound(fresh)
     succeeded(fresh.run("--check"))
@@ -144,3 +151,197 @@ def test_all_images_of_a_patient_in_one_part(fresh):
     check("ruff format", fresh.root)
     check("ruff check --fix --select I", fresh.root)
     assert_sound(fresh)
+
+
+def killed_twice(project: Project, *flags: str) -> str:
+    """Return the id of a job that ends, killed twice, as one that was never killed."""
+    whole = project.copy(project.root.parent / "whole")
+    job = whole.finish(*flags)
+    for _ in range(2):
+        project.killed(*flags)
+    assert project.finish(*flags) == job
+    assert_as_undisturbed(project, job, whole, job)
+    return job
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("chosen", ["growing", "mixed"])
+def test_batches_that_change(fresh, chosen):
+    functions, line = blocks("Batches that change during training")
+    fresh.edit("data.py", "\ndef read(", f"\n{functions}\n\ndef read(")
+    made = line.strip().removeprefix("train = ").replace("growing", chosen)
+    fresh.edit("run.py", "job.batches(splits.train, settings.batch_size, shuffle=True)", made)
+    fresh.edit("run.py", "import sys\n", "import sys\nfrom functools import partial\n")
+    check("ruff format", fresh.root)
+    check("ruff check", fresh.root)
+    check("mypy", fresh.root)
+    flags = ("--epochs", "3", "--eval-every", "0.5e", "--log-every", "1", "--batch-size", "100")
+    flags += ("--loader", "workers", "--workers", "2", "--augment", "crop-flip")
+    job = killed_twice(fresh, *flags)
+    evaluated = [step for step, _ in fresh.journalled(job)["epoch"]]
+    ends = {"growing": [6, 13, 16, 20, 22, 24], "mixed": [6, 13, 20, 26, 32, 39]}
+    assert evaluated == ends[chosen]
+    succeeded(fresh.run("--check", *flags))
+    said = one_line(fresh.run("--epochs", "6", "--init-from", f"{job}:last"), 2)
+    assert "or chose its batches there" in said
+
+
+@pytest.fixture
+def language(of_example, tmp_path):
+    return of_example("language").copy(tmp_path / "language")
+
+
+def insert(project: Project, file: str, before: str, text: str) -> None:
+    """Put a text of the page before the only place of another in a file."""
+    assert (project.root / file).read_text().count(before) == 1, before
+    project.edit(file, before, f"{text}{before}")
+
+
+@pytest.mark.full
+def test_a_state_that_is_carried_on(language):
+    network, chosen, load, above, forward, train, evaluate = blocks(
+        "State that is carried from batch to batch"
+    )
+    insert(language, "models.py", "MODELS: dict", f"{network}\n\n")
+    entry = '"lstm": lambda context, vocabulary: Recurrent(vocabulary)'
+    assert entry in PAGE.read_text()
+    insert(language, "models.py", '    "gpt2": GPT,\n', f"    {entry},\n")
+    insert(language, "data.py", "def load(", f"{chosen}\n\n")
+    insert(language, "data.py", "from torch import Tensor\n", "import torch\n")
+
+    insert(language, "run.py", "def forward(", f"{above}\n\n")
+    replace_function(language, "run.py", forward)
+    language.edit("run.py", "@torch.no_grad()\ndef sample(", "def sample(")
+    for name in ("in_chunks", "measure", "sample"):
+        remove_definition(language, "run.py", name)
+    language.edit("run.py", '        job.log_text("sample", sample(job, ema.model))\n', "")
+    language.edit("run.py", "Forward, Job, Means,", "Job, Means, Stateful,")
+    insert(language, "run.py", "from functools", "from collections.abc import Callable\n")
+    remove_setting(language, "loss_chunk")
+    for line in load.splitlines():
+        made = line.partition(" = ")[2]
+        before = made.replace("partial(data.columns, settings)", "settings.batch_size")
+        language.edit("run.py", before, made)
+    made, resumed, if_anew, anew, step = (line for line in train.splitlines() if line)
+    assert resumed.startswith("job.resume(..., carried=carried)")
+    insert(language, "run.py", "    # What a checkpoint holds", f"    {made}\n")
+    language.edit("run.py", "stopping=stopping)", "stopping=stopping, carried=carried)")
+    begin = indented(indented(indented(f"{if_anew}\n{anew}\n")))
+    insert(language, "run.py", "            lr = optimizers", begin)
+    language.edit("run.py", "loss, measured = forward(model, part, settings)", step)
+    made, step = evaluate.splitlines()
+    insert(language, "run.py", "    means = Means()\n", f"    {made}\n")
+    language.edit("run.py", "_, measured = forward(model, batch, job.settings)", step)
+    for command in ("ruff format", "ruff check --fix", "ruff format", "mypy"):
+        check(command, language.root)
+
+    flags = ("--model", "lstm", "--epochs", "1", "--log-every", "1", "--batch-size", "200")
+    killed_twice(language, *flags)
+    succeeded(language.run("--check", *flags))
+    language.edit("run.py", "        carried=carried,\n", "")
+    done = language.run("--check", *flags)
+    assert done.returncode == 1 and "Carried" in done.stdout + done.stderr
+
+
+@pytest.mark.full
+def test_metrics_of_all_outputs(fresh):
+    """Also of one process in two, and of the training steps of an interval."""
+    pytest.importorskip("torchmetrics")
+    evaluate, declared, seen = blocks("Metrics of all outputs")
+    imported, function = evaluate.split("\n\n\n")
+    replace_function(fresh, "run.py", function.removeprefix("@torch.no_grad()\n"))
+    insert(fresh, "run.py", "\nimport data\n", f"{imported}\n")
+    insert(fresh, "run.py", "Metrics = dict", "CLASSES = 10\n")
+    insert(fresh, "settings.py", "}\n\n", indented(declared))
+    scores = '        measured["scores"] = logits.softmax(-1)\n'
+    insert(fresh, "run.py", "    return losses.mean(), measured\n", scores)
+    check("ruff check --fix", fresh.root)
+    check("ruff format", fresh.root)
+    flags = (*SHORT, "--log-every", "1")
+    one = fresh.journalled(fresh.finish(*flags, "--monitor", "val_auc"))
+    assert all(0.5 < value < 1 for _, value in one["val_auc"] + one["test_average_precision"])
+    words = (
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--",
+        "run.py",
+        *flags,
+        "--monitor",
+        "val_auc",
+    )
+    two = fresh.copy(fresh.root.parent / "two")
+    module = ("-m", "torch.distributed.run")
+    job = job_of(succeeded(ended(two.command(sys.executable, *module, *words))))
+    for name in ("val_auc", "test_average_precision"):
+        values = [value for _, value in two.journalled(job)[name]]
+        assert values == pytest.approx([value for _, value in one[name]], abs=1e-4)
+
+    made, kept, resumed, update, log, reset = (line for line in seen.splitlines() if line)
+    insert(fresh, "run.py", "    # What a checkpoint holds", f"    {made}\n    {kept}\n")
+    assert resumed.startswith("job.resume(..., seen=seen)")
+    fresh.edit("run.py", "stopping=stopping)", "stopping=stopping, seen=seen)")
+    fresh.edit("run.py", scores, scores.removeprefix("    "))
+    insert(
+        fresh, "run.py", "                job.log(measured, lr=lr)", f"                {update}\n"
+    )
+    fresh.edit("run.py", "        job.log_epoch(metrics)\n", f"        {log}\n        {reset}\n")
+    check("mypy", fresh.root)
+    job = killed_twice(fresh, *flags, "--eval-every", "4")
+    assert [step for step, _ in fresh.journalled(job)["train_auc"]] == [4, 6]
+    succeeded(fresh.run("--check"))
+
+
+MODULE = '''"""What the recipes use that a project's files have."""
+
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import IterableDataset, TensorDataset
+
+import data
+from data import TEST_FRACTION, split
+from labjobs import Batches, EarlyStopping, Forward, Job
+from labjobs.results import figures, tables
+from plot import FIGURES, Drawn
+from run import Metrics, evaluate
+from settings import Settings
+
+
+def encode(line: str) -> str:
+    """Return a line as it is."""
+    return line
+
+
+'''
+
+
+@pytest.mark.full
+def test_others_pass_a_projects_own_checks(fresh):
+    """Those that no other test here puts into a project."""
+    parts = [blocks(heading)[0] for heading in ("Examples of different lengths", "Streams")]
+    parts += blocks("Pairs and triplets") + blocks("A figure of your own")
+    (labels,) = blocks("The same fraction of each class in every part")
+    named = "source: data.Source, train: data.Examples, settings: Settings"
+    parts.append(f'def stratified({named}) -> None:\n    """L."""\n{indented(labels)}')
+    (background,) = blocks("Evaluation in the background")
+    given = "job: Job[Settings], forward: Forward, val: Batches, ema: Any, stopping: EarlyStopping"
+    head = f'def background({given}) -> None:\n    """B."""\n    for _ in job.epochs():\n'
+    parts.append(f"{head}{indented(indented(background))}")
+    (fresh.root / "recipes.py").write_text(MODULE + "\n\n".join(parts))
+    settings, script, figures = blocks("A script of your own")
+    path = fresh.root / "settings.py"
+    text = path.read_text().replace("import Metric,", "import JobId, Metric,")
+    path.write_text(f"{text}\n\n{settings}")
+    (fresh.root / "analyse.py").write_text(script)
+    (fresh.root / "plot_analyses.py").write_text(figures)
+    check("ruff format", fresh.root)
+    check("ruff check --ignore E402,RUF059", fresh.root)
+    check("mypy", fresh.root)

@@ -78,6 +78,18 @@ def test_what_is_done_is_not_done_again(made):
     first, second = inputs(made)
     again = made.do(*analyse(made, "--first", first, "--second", second))
     assert "already finished: distance " in again.stdout, again
+    again = made.do(*analyse(made, "--first", first[:6], "--second", second[:6]))
+    assert "already finished: distance " in again.stdout, again
+
+
+def test_check_says_in_one_line_that_it_does_not_train(made):
+    first, second = inputs(made)
+    done = silent(made.do(*analyse(made, "--first", first, "--second", second, "--check")))
+    assert done.stdout.splitlines() == [
+        "the same bits twice: fine",
+        "settings: fine",
+        "check finished: nothing found; analyse.py does not train, so that is all",
+    ]
 
 
 def test_wrong_flags_are_said_by_its_name(made):
@@ -102,6 +114,19 @@ def test_jobs_and_figures_know_which_script_it_was(made):
     silent(made.do("python", "plot_analyses.py", "--format", "png"))
     caption = (made.root / "figures" / "distances.tex").read_text()
     assert "Distance in 2 analyses." in caption
+    table = (
+        table.partition("jobs = ")[0]
+        + """
+from settings import AnalysisSettings, Settings
+name = e.experiment_name()
+jobs = tables.jobs(name, AnalysisSettings, "analyse")
+found = tables.joined(jobs, tables.jobs(name, Settings))
+print(found["first_seed"].tolist(), found["second_seed"].dtype, found["second_model"].tolist())
+print({"first", "norm"} & {*found.attrs["settings"]}, found.attrs["roles"]["first_seed"])
+"""
+    )
+    said = made.do("python", "-c", table).stdout.splitlines()
+    assert said == ["[0, 0] int64 ['mlp', 'mlp']", "{'norm'} repeat"]
 
 
 def test_an_edit_that_concerns_an_input_makes_both_stale_until_it_is_undone(project):

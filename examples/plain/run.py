@@ -104,7 +104,7 @@ def evaluate(
         _, measured = forward(model, batch, job.settings)
         means.add(measured)
         if split == "test":
-            job.keep_outputs(**measured)
+            job.keep_outputs(measured, label=batch[1])
     return {f"{split}_{name}": value for name, value in means.read().items()}
 
 

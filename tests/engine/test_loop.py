@@ -75,6 +75,7 @@ def test_early_stopping_ends_the_job_with_the_best_weights(toy, background):
     losses = done.curves()["val_loss"]
     best_step, best = min(losses, key=lambda point: point[1])
     assert len(losses) < 30
+    assert "training ended early, after " in done.log
     assert losses.index((best_step, best)) == len(losses) - 3
     assert done.curves()["best_val_loss"] == [(best_step, best)]
     assert done.checkpoint("best.pt")["step"] == best_step

@@ -68,4 +68,4 @@ def test_it_is_not_mixed_with_batches(toy):
                 next(type(job).steps(job, job.batches(self.train_on, 8)))
 
     done = toy.run(loop=Mixed(), **LENGTH)
-    assert done.status == 1 and "a job can train on one set of batches only" in done.said
+    assert done.status == 1 and "a job trains on one set of batches; where" in done.said

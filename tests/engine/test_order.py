@@ -4,7 +4,7 @@ import pytest
 import torch
 from labjobs.data.order import Order, examples_at, underlying
 from labjobs.distributed.ranks import Rank
-from labjobs.errors import SettingsError
+from labjobs.errors import JobError, SettingsError
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 ORDERS = [
@@ -24,9 +24,8 @@ ORDERS = [
 def test_the_sizes_of_an_epochs_batches(how, sizes):
     count, batch_size, seed = how
     order = Order(torch.arange(100, 100 + count), batch_size, seed)
-    assert (len(order), order.examples, order.shuffled) == (len(sizes), sum(sizes), seed == 0)
-    for done in range(len(sizes) + 2):
-        assert [*order.sizes(done)] == sizes[done:]
+    assert (len(order), order.shuffled) == (len(sizes), seed == 0)
+    assert order.sizes(1) == order.own_sizes(1) == sizes
     epochs = [order.epoch(number).tolist() for number in (1, 2, 1)]
     assert epochs[0] == epochs[2]
     assert all(len({*epoch}) == len(epoch) == sum(sizes) for epoch in epochs)
@@ -44,7 +43,7 @@ def test_processes_take_slices_of_the_batches_of_one(seed, count, processes):
         for number in range(processes)
     ]
     whole_batches = one.epoch(3).split(size)
-    taken = [each.epoch(3).split(each.batch_size) if len(each) else () for each in slices]
+    taken = [each.epoch(3).split(each.own_sizes(3)) for each in slices]
     assert [len(each) for each in taken] == [len(each) for each in slices]
     for number, batch in enumerate(whole_batches):
         parts = [each[number] for each in taken if number < len(each)]
@@ -54,13 +53,42 @@ def test_processes_take_slices_of_the_batches_of_one(seed, count, processes):
             assert len(parts) == processes and all(len(part) for part in parts)
     for each in slices:
         assert one.epoch(3)[each.positions].tolist() == each.epoch(3).tolist()
-        for done in range(len(one) + 1):
-            assert [*each.sizes(done)] == [*one.sizes(done)]
+        assert each.sizes(3) == one.sizes(3)
 
 
 def test_a_batch_has_an_example_for_each_process():
     with pytest.raises(SettingsError, match="fewer examples than 3 processes; use one"):
         Order(torch.arange(10), 2, 0, Rank(0, 3, 0))
+
+
+def growing(count, epoch, random):
+    """Batches of 3 examples, then of 4, and so on, of a part of them that grows."""
+    return torch.randperm(6 + 2 * epoch, generator=random).split(3 + epoch)
+
+
+def test_a_function_chooses_the_batches_of_each_epoch():
+    order = Order(torch.arange(100, 120), growing, 5)
+    assert [order.sizes(number) for number in (1, 2, 3)] == [[3, 3], [4, 4], [5, 5]]
+    assert order.sizes(4) == [6, 6] and order.shuffled
+    epochs = [order.epoch(number).tolist() for number in (1, 3, 1)]
+    assert epochs[0] == epochs[2] and sorted(epochs[1]) == [*range(100, 110)]
+    assert order.sizes(0) == [3, 3]  # to evaluate on
+
+    slices = [Order(torch.arange(100, 120), growing, 5, Rank(n, 2, n)) for n in range(2)]
+    taken = [each.epoch(3).split(each.own_sizes(3)) for each in slices]
+    assert (
+        torch.cat([part for parts in zip(*taken, strict=True) for part in parts]).tolist()
+        == (epochs[1])
+    )
+
+
+@pytest.mark.parametrize("chosen", [[], [[]], [[20]], [[0, -1]], [torch.arange(3), []]])
+def test_a_function_that_chooses_no_batches_is_refused(chosen):
+    def nonsense(count, epoch, random):
+        return chosen
+
+    with pytest.raises(JobError, match="at least 1 examples, as places from 0 to 19"):
+        Order(torch.arange(20), nonsense, 0).sizes(1)
 
 
 class Several(Dataset):

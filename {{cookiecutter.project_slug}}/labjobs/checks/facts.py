@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Sized
 from enum import IntEnum
 from functools import cache, partial
+from math import ceil
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, cast
@@ -24,6 +25,7 @@ from torch.utils.data import Dataset, Subset
 
 from labjobs.data import trees
 from labjobs.data.batches import Batches
+from labjobs.data.order import Sampler
 from labjobs.data.streams import is_stream
 from labjobs.job import journal
 from labjobs.job.folder import JobFolder
@@ -325,21 +327,27 @@ class Few(Subset[Any]):
 
 
 class ShortJob(Job[S]):
-    """A short job, which is interrupted at the first of the given moments that it reaches."""
+    """A short job, which is interrupted at the first of the given moments that it reaches. If
+    `smaller`, batches have at most EXAMPLES; it is noted then whether that makes a difference."""
 
     stopped: Moment | None = None
 
-    def __init__(self, folder: JobFolder[S], stops: Sequence[Moment] = ()) -> None:
+    def __init__(self, folder: JobFolder[S], stops: Sequence[Moment], smaller: bool) -> None:
         super().__init__(folder)
+        self._most, self.smaller = EXAMPLES if smaller else sys.maxsize, False
         self._length = Length(SimpleNamespace(steps=STEPS))
         self._position = Position(SimpleNamespace(eval_every=str(EVERY)), self._length)
         self._stops = stops
 
     def batches(  # type: ignore[override]  # one signature is enough here
-        self, part: Dataset[Any] | None, batch_size: int, *args: Any, **kwargs: Any
+        self, part: Dataset[Any] | None, batch_size: int | Sampler, *args: Any, **kwargs: Any
     ) -> Batches | None:
         """Return the batches that a dataset would have if it were small; a stream stays whole."""
-        size = min(batch_size, EXAMPLES)
+        if callable(batch_size):
+            first: Sampler = lambda *given: batch_size(*given)[: ceil(BATCHES)]  # noqa: E731
+            return super().batches(part, first, *args, **kwargs)
+        size = min(batch_size, self._most)
+        self.smaller |= size < batch_size
         if part is not None and not is_stream(part):
             every = len(cast(Sized, part))
             count = min(int(BATCHES * size), every)
@@ -396,8 +404,8 @@ class Recorded(ShortJob[S]):
 
     resumed_at: Place | None = None
 
-    def __init__(self, folder: JobFolder[S], stops: Sequence[Moment]) -> None:
-        super().__init__(folder, stops)
+    def __init__(self, folder: JobFolder[S], stops: Sequence[Moment], smaller: bool) -> None:
+        super().__init__(folder, stops, smaller)
         self.facts: dict[Fact, str] = {}
         self._named: Mapping[str, Part] = {}
 

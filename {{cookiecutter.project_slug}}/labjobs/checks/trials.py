@@ -78,6 +78,8 @@ class Outcome:
     seen: Seen = field(default_factory=Seen)
     spec: dict[str, Any] = field(default_factory=dict)
     resumed_at: Place | None = None
+    smaller: bool = False
+    """Whether batches were smaller than those of the job."""
     device: str = "cpu"
     imported: tuple[str, ...] = ()
     """The student's files that were imported."""
@@ -85,13 +87,14 @@ class Outcome:
 
 
 class Trials(Generic[S]):
-    """The trials of a job, whose folders are in a temporary one; each is run when it is needed."""
+    """The trials of a job, each run in a folder of its own below `root` when it is needed."""
 
     def __init__(
-        self, job: JobFolder[S], main: attempt.Main, check: attempt.Check, temporary: Path
+        self, job: JobFolder[S], main: attempt.Main, check: attempt.Check, root: Path, smaller: bool
     ) -> None:
         self.job = job
-        self._main, self._check, self._temporary = main, check, temporary
+        self._main, self._check = main, check
+        self._temporary, self._smaller = root / str(smaller), smaller
         import_module("torch._dynamo")  # as an optimizer would: once, not in each process
 
     @cached_property
@@ -122,13 +125,14 @@ class Trials(Generic[S]):
 
     def _recorded(self, name: str, stops: Sequence[Moment]) -> Outcome:
         folder = self._folder_of(name)
-        job = Recorded(folder, stops)
+        job = Recorded(folder, stops, self._smaller)
         failure = self._run(folder, job)
         return Outcome(
             job.facts if failure else job.facts | measured(folder.path, folder.metrics),
             (job.stopped,) if job.stopped else (),
             spec=job.spec,
             resumed_at=job.resumed_at,
+            smaller=job.smaller,
             device=job.device.type,
             imported=tuple(filter(None, map(students_file, [*sys.modules.values()]))),
             failure=failure,
@@ -136,7 +140,7 @@ class Trials(Generic[S]):
 
     def _watched(self) -> Outcome:
         folder = self._folder_of("watched")
-        job = Watched(folder)
+        job = Watched(folder, (), self._smaller)
         if failure := self._run(folder, job):
             unseen = Answer(unknown=f"since looking at the job failed: {failure.error}")
             return Outcome(failure=failure, seen=Seen(unseen, unseen, unseen, unseen))

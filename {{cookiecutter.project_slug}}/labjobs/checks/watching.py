@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,6 +25,7 @@ from labjobs.checks.facts import (
     Answer,
     Carried,
     Finding,
+    Moment,
     ShortJob,
     attribute_at,
     digest,
@@ -346,8 +347,8 @@ class Seen:
 class Watched(ShortJob[S]):
     """A job that is looked at."""
 
-    def __init__(self, folder: JobFolder[S]) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: JobFolder[S], stops: Sequence[Moment], smaller: bool) -> None:
+        super().__init__(folder, stops, smaller)
         self._seen = Seen()
         self._named: Mapping[str, Part] = {}
         self._datasets: list[Dataset[Any]] = []

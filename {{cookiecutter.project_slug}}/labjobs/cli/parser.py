@@ -18,6 +18,7 @@ from labjobs.cli import flags
 from labjobs.cli.flags import Flag, Flags, as_plain, as_text, option
 from labjobs.errors import SettingsError, did_you_mean
 from labjobs.files import shown
+from labjobs.settings import LAST, JobId, Weights
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -32,7 +33,9 @@ def parse(kind: type[S], runtime: type[R], argv: Sequence[str]) -> tuple[S, R]:
         raise SettingsError(_unknown(unknown[0], kind, known))
     if [] in vars(found).values():  # what argparse makes of `--note=--`
         raise SettingsError("'--' cannot be a value")
-    values = {name: known[name].read(text) for name, text in vars(found).items()}
+    given: dict[str, str] = vars(found)
+    runs = Path(given.get("runs_root", getattr(runtime, "runs_root", "runs"))).expanduser()
+    values = {name: known[name].read(_whole(known[name], given[name], runs)) for name in given}
     settings = flags.of(kind)
     own = {name: values.pop(name) for name in [*values] if name in settings}
     _choose_length(settings, own)
@@ -43,6 +46,15 @@ def parse(kind: type[S], runtime: type[R], argv: Sequence[str]) -> tuple[S, R]:
         return kind(**own), runtime(**values)
     except ValueError as error:  # a rule in __post_init__
         raise SettingsError(str(error)) from None
+
+
+def _whole(flag: Flag, text: str, runs: Path) -> str:
+    """Return the id of a job of which a text is the beginning, if it is of one job alone."""
+    begin, types = text.removesuffix(LAST), flag.reader.types
+    if not (JobId in types or Weights in types) or not re.fullmatch("[0-9a-f]{4,11}", begin):
+        return text
+    found = [*runs.glob(f"{begin}*")]
+    return text.replace(begin, found[0].name) if len(found) == 1 else text
 
 
 USUAL = {"--learning-rate": "--lr", "--wd": "--weight-decay", "--bs": "--batch-size"}

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from labjobs.data import trees
-from labjobs.data.order import Collate, Order, examples_at, tensors, underlying
+from labjobs.data.order import Collate, Order, Sampler, examples_at, tensors, underlying
 from labjobs.data.streams import Place, Stream, is_stream
 from labjobs.data.workers import Workers
 from labjobs.devices import free_memory, runs_ahead
@@ -47,10 +47,10 @@ class Batches:
     examples make up which batch; None for a stream.
     """
 
-    def __init__(self, source: "Resident | Workers | Stream", batch_size: int, loader: str) -> None:
+    def __init__(self, source: "Resident | Workers | Stream", loader: str) -> None:
         self._source = source
         self.order = None if isinstance(source, Stream) else source.order
-        self.batch_size, self.loader = batch_size, loader
+        self.loader = loader
         self.check: Callable[[], None] = lambda: None
         """Called before each batch of an evaluation; may raise."""
         self.watch: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -87,7 +87,7 @@ class Batches:
         each."""
         source = self._source
         assert not isinstance(source, Stream)
-        return zip(source.epoch(epoch, batch), source.order.sizes(batch), strict=True)
+        return zip(source.epoch(epoch, batch), source.order.sizes(epoch)[batch:], strict=True)
 
     def close(self) -> None:
         """End the reading processes; no thread may still iterate."""
@@ -98,7 +98,7 @@ class Batches:
 def make(
     dataset: Dataset[Any],
     device: torch.device,
-    batch_size: int,
+    batch_size: int | Sampler,
     loader: str = "auto",
     workers: int | str = "auto",
     seed: int | None = None,
@@ -118,21 +118,21 @@ def make(
     if is_stream(dataset):
         if rank.size > 1:
             raise SettingsError("a stream cannot be divided among several processes; use one")
-        if seed is not None:
+        if seed is not None or not isinstance(batch_size, int):
             raise JobError(
                 "job.batches(…, shuffle=True): a stream comes in its own order; leave shuffle out, "
-                "and shuffle in its __iter__"
+                "give a number as the batch size, and shuffle in its __iter__"
             )
         stream = Stream(dataset, batch_size, device, processes, collate or trees.stacked)
-        return Batches(stream, batch_size, "workers")
+        return Batches(stream, "workers")
     dataset, indices = underlying(dataset)
     if not len(indices):
         raise SettingsError("--dataset: one of its parts has no examples")
     order = Order(indices, batch_size, seed, rank)
     if loader == "resident" or (loader == "auto" and not collate and _fits(dataset, device)):
         stored = _stored(dataset, device, processes)
-        return Batches(Resident(stored, order, device), batch_size, "resident")
-    return Batches(Workers(dataset, order, device, processes, collate), batch_size, "workers")
+        return Batches(Resident(stored, order, device), "resident")
+    return Batches(Workers(dataset, order, device, processes, collate), "workers")
 
 
 class Resident:
@@ -142,19 +142,22 @@ class Resident:
         self.order, self._device = order, device
         self._stored = stored  # kept alive
         self._leaves: list[Tensor] = trees.leaves(stored.examples)
-        batch = order.batch_size * sum(leaf[:1].nbytes for leaf in self._leaves)
-        self._at_once = order.batch_size * max(1, GATHERED // max(1, batch))
+        self._bytes = max(1, sum(leaf[:1].nbytes for leaf in self._leaves))
         flat = type(stored.examples) is tuple and len(stored.examples) == len(self._leaves)
         self._filled = tuple if flat else partial(trees.filled, stored.examples)
 
     def epoch(self, number: int, done: int) -> Iterator[Any]:
         """Yield the batches of one epoch but the first `done`."""
-        size = self.order.batch_size
         indices = self.order.epoch(number).to(self._device, non_blocking=runs_ahead(self._device))
-        for first in range(done * size, len(indices), self._at_once):
-            several = indices[first : first + self._at_once]
-            picked = [leaf.index_select(0, several).split(size) for leaf in self._leaves]
+        sizes = self.order.own_sizes(number)
+        begin = sum(sizes[:done])
+        together = max(1, GATHERED // (self._bytes * max(sizes, default=1)))
+        for first in range(done, len(sizes), together):
+            now = sizes[first : first + together]
+            several = indices[begin : begin + sum(now)]
+            picked = [leaf.index_select(0, several).split(now) for leaf in self._leaves]
             yield from map(self._filled, zip(*picked, strict=True))
+            begin += sum(now)
 
 
 class _Stored:

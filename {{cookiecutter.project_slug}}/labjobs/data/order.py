@@ -1,7 +1,7 @@
 """Which examples of a dataset make up which batch."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Sequence, Sized
 from functools import cached_property
 from typing import Any, cast
 
@@ -11,10 +11,14 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from labjobs.data import trees
 from labjobs.distributed.ranks import ALONE, Rank
-from labjobs.errors import SettingsError
+from labjobs.errors import JobError, SettingsError
 
 Collate = Callable[[list[Any]], Any]
 """Makes a batch from examples, like the collate_fn of torch's DataLoader."""
+
+Sampler = Callable[[int, int, torch.Generator], Sequence[Tensor | Sequence[int]]]
+"""From the number of examples, the number of epochs that are done and random numbers to the places
+of each batch's examples, like the batch_sampler of torch's DataLoader."""
 
 
 def generator(seed: int, *use: str | int) -> torch.Generator:
@@ -28,10 +32,11 @@ def generator(seed: int, *use: str | int) -> torch.Generator:
 
 
 class Order:
-    """Which examples make up which batch, epoch by epoch; `examples` is how many an epoch has.
+    """Which examples make up which batch, epoch by epoch.
 
     With a seed, each epoch is shuffled in its own way; without, the order is the dataset's. When
     shuffling, a last batch with a single example is left out, because batch norm cannot handle it.
+    In place of a batch size, a function may choose (`chosen`): then epochs may differ in length.
 
     Of several processes, each takes a slice of consecutive examples of each batch. In training, a
     process without an example of an epoch's small last batch gets one that it must not count, so
@@ -40,49 +45,77 @@ class Order:
     """
 
     def __init__(
-        self, indices: Tensor, batch_size: int, seed: int | None, rank: Rank = ALONE
+        self, indices: Tensor, batch_size: int | Sampler, seed: int | None, rank: Rank = ALONE
     ) -> None:
-        if batch_size < rank.size:
+        if isinstance(batch_size, int) and batch_size < rank.size:
             raise SettingsError(
                 f"job.batches(…, {batch_size}): fewer examples than {rank.size} processes; use one"
             )
-        self._indices, self._seed = indices, seed
-        self._rank, self._whole_batch = rank, batch_size
-        self.batch_size = len(slice_of(batch_size, rank))
-        self.shuffled = seed is not None
-        self.examples = len(indices)
-        if self.shuffled and self.examples > batch_size and self.examples % batch_size == 1:
-            self.examples -= 1
+        self._indices, self._batch_size = indices, batch_size
+        self._seed, self._rank = seed, rank
+        self.chosen, self.shuffled = callable(batch_size), seed is not None
+        self._last: tuple[int, Sequence[Tensor]] = -1, []
+        """The epoch whose batches were asked for last, and these."""
 
     def __len__(self) -> int:
-        return -(-len(self.positions) // self.batch_size)
+        return len(self.own_sizes(0))
+
+    def sizes(self, number: int) -> list[int]:
+        """Return how many examples all processes together have of each batch of an epoch, counted
+        from 1; 0 is for evaluation."""
+        return [*map(len, self._batches(number))]
+
+    def own_sizes(self, number: int) -> list[int]:
+        """Return how many examples this process has of each batch of an epoch."""
+        return [*map(len, self._mine(self._batches(number)))]
 
     def epoch(self, number: int) -> Tensor:
-        """Return this process's indices (N,) into the dataset; runs of `batch_size` are its batches
-        or its slices of them."""
-        indices = self._indices
-        if self._seed is not None:
-            random = generator(self._seed, "order", number)
-            indices = indices[torch.randperm(len(indices), generator=random)[: self.examples]]
-        return indices if self._rank.size == 1 else indices[self.positions]
-
-    def sizes(self, done: int) -> Iterator[int]:
-        """Yield the number of examples that all processes together have of each batch of an epoch
-        but the first `done`."""
-        for first in range(done * self._whole_batch, self.examples, self._whole_batch):
-            yield min(self._whole_batch, self.examples - first)
+        """Return this process's indices (N,) into the dataset, batch by batch."""
+        return self._indices[torch.cat([self._indices[:0], *self._mine(self._batches(number))])]
 
     @cached_property
     def positions(self) -> Tensor:
-        """The positions of this process's examples in the order of all processes (N,)."""
-        whole_batches, last = divmod(self.examples, self._whole_batch)
-        firsts = self._whole_batch * torch.arange(whole_batches)
-        of_each = torch.tensor(slice_of(self._whole_batch, self._rank))
-        of_last = slice_of(last, self._rank)
-        if last and self.shuffled and not of_last:
-            of_last = range(1)
-        rest = self.examples - last + torch.tensor(of_last, dtype=torch.int64)
-        return torch.cat([(firsts[:, None] + of_each).flatten(), rest])
+        """The places of this process's examples among those of all (N,), in evaluation."""
+        sizes = self.sizes(0)
+        return torch.cat([self._indices[:0], *self._mine(torch.arange(sum(sizes)).split(sizes))])
+
+    def _mine(self, batches: Sequence[Tensor]) -> Sequence[Tensor]:
+        """This process's slices of batches."""
+        if self._rank.size == 1:
+            return batches
+        slices = (each[slice_of(len(each), self._rank)] for each in batches)
+        filled = (s if len(s) else b[: self.shuffled] for s, b in zip(slices, batches, strict=True))
+        return [*filter(len, filled)]
+
+    def _batches(self, number: int) -> Sequence[Tensor]:
+        """The places of the examples of each batch of an epoch."""
+        if (last := self._last)[0] == number:
+            return last[1]
+        random, count = generator(self._seed or 0, "order", number), len(self._indices)
+        batches: Sequence[Tensor]
+        if isinstance(self._batch_size, int):
+            batches = self._in_turn(self._batch_size, count, random)
+        else:
+            chosen = self._batch_size(count, max(0, number - 1), random)
+            batches = [torch.as_tensor(each) for each in chosen]
+            self._check(batches, count)
+        self._last = number, batches
+        return batches
+
+    def _in_turn(self, size: int, count: int, random: torch.Generator) -> Sequence[Tensor]:
+        places = torch.randperm(count, generator=random) if self.shuffled else torch.arange(count)
+        if self.shuffled and count > size and count % size == 1:
+            places = places[:-1]
+        return places.split(size) if count else ()
+
+    def _check(self, batches: Sequence[Tensor], count: int) -> None:
+        least = self._rank.size
+        enough = min(map(len, batches), default=0) >= least
+        if not enough or torch.cat([*batches]).min() < 0 or torch.cat([*batches]).max() >= count:
+            raise JobError(
+                f"job.batches: each of the batches that a function chooses needs at least {least} "
+                f"examples, as places from 0 to {count - 1}"
+            )
 
 
 def slice_of(size: int, rank: Rank) -> range:

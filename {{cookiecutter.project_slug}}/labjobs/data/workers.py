@@ -234,7 +234,7 @@ class Workers(Readers):
             if reader.at != (number, done):
                 reader.begin(self._indices(number, done))
             reader.at = None  # until the epoch has been read to its end
-            for _ in range(done, len(self.order)):
+            for _ in self.order.own_sizes(number)[done:]:
                 yield reader.next().batch
             reader.at = (number + 1, 0) if self.order.shuffled else None
 
@@ -244,10 +244,9 @@ class Workers(Readers):
         A tensor would go to the reading process through shared memory, which that process would ask
         for in vain, with a trace, if the job was killed meanwhile.
         """
-        size = self.order.batch_size
         for number in count(first) if self.order.shuffled else [first]:
-            indices = self.order.epoch(number).numpy()
-            yield from (indices[i : i + size] for i in range(done * size, len(indices), size))
+            batches = self.order.epoch(number).split(self.order.own_sizes(number))
+            yield from (each.numpy() for each in batches[done:])
             done = 0
 
 

@@ -77,6 +77,24 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     return table
 
 
+def joined(jobs: "pd.DataFrame", inputs: "pd.DataFrame") -> "pd.DataFrame":
+    """Return jobs that are derived from others with the settings of these, another table of jobs:
+    `first_model` and so on in place of `first`, the id of a job. Figures then distinguish and
+    average them as any other settings. Raises NoResults if no setting is the id of such a job.
+    """
+    of_inputs = inputs.set_index("job_id")[inputs.attrs["settings"]]
+    found, names, its_roles = jobs.copy(), {*jobs.attrs["settings"]}, dict(jobs.attrs["roles"])
+    for name in jobs.attrs["settings"]:
+        if jobs[name].isin(of_inputs.index).all():
+            own = of_inputs.loc[jobs[name]].add_prefix(f"{name}_").set_index(jobs.index)
+            found, names = found.join(own), names - {name} | {*own}
+            its_roles |= {f"{name}_{each}": role for each, role in inputs.attrs["roles"].items()}
+    if names == {*jobs.attrs["settings"]}:
+        raise NoResults("none of their settings is the id of a job in the other table")
+    found.attrs = {**jobs.attrs, "settings": sorted(names), "roles": its_roles}
+    return found
+
+
 def unfinished(experiment: str, script: str, wanted: Mapping[str, Any]) -> "pd.DataFrame":
     """Return the settings of the jobs that were tried and have no results, and why (`state`), one
     row per job; settings must have the values `wanted`, as in `only`."""

@@ -100,7 +100,8 @@ Forward = Callable[[Any, Any, Any], tuple[Tensor, dict[str, Any]]]
 """From a model, a batch and the settings to a loss () and what was measured, by name. The model may
 be any module, such as one that holds several."""
 
-Region = Callable[[nn.Module, Any, Any], tuple[Tensor, dict[str, Any], dict[str, tuple[Any, ...]]]]
+Function = Callable[..., tuple[Any, ...]]
+Region = Callable[..., tuple[tuple[Any, ...], dict[str, tuple[Any, ...]]]]
 
 WORTH_STEPS = 10_000
 """Optimizer steps from which `auto` compiles: compiling takes about half a minute, earned back over
@@ -229,7 +230,7 @@ class Prepared:
     """
 
     def __init__(
-        self, forward: Forward, precision: Precision, compile: str, usual: Shapes | None = None
+        self, forward: Function, precision: Precision, compile: str, usual: Shapes | None = None
     ) -> None:
         self._precision = precision
         self.plain = forward
@@ -246,17 +247,17 @@ class Prepared:
         """The number format, with `auto` resolved."""
         return self._precision.name
 
-    def __call__(
-        self, model: nn.Module, batch: Any, settings: Any
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Return the loss () and what was measured; with its sums, if that was compiled."""
+    def __call__(self, model: nn.Module, batch: Any, *more: Any) -> tuple[Any, ...]:
+        """Return what the function does: the loss (), what was measured, with its sums if that was
+        compiled, and anything else."""
         with self._precision.autocast():
             compiled = self._compiled_for(model.training, batch)
             if not compiled:
-                return self.plain(model, batch, settings)
+                return self.plain(model, batch, *more)
             with ONE_THREAD:
-                loss, measured, made = compiled(model, batch, settings)
-            return loss, Measured(measured, {name: Sum(*pair) for name, pair in made.items()})
+                (loss, measured, *others), made = compiled(model, batch, *more)
+            sums = {name: Sum(*pair) for name, pair in made.items()}
+            return loss, Measured(measured, sums), *others
 
     def _compiled_for(self, training: bool, batch: Any) -> Region | None:
         """The compiled function for a batch; None for one that is only smaller than the first."""
@@ -279,16 +280,14 @@ def _differ_in_rows_alone(shapes: Sequence[Shape], others: Sequence[Shape]) -> b
     return one_each and [shape[1:] for shape in shapes] == [shape[1:] for shape in others]
 
 
-def region(forward: Forward) -> Region:
+def region(forward: Function) -> Region:
     """Return a function that also sums what was measured: compiled, network, loss and sums are one
     region."""
 
-    def run(
-        model: nn.Module, batch: Any, settings: Any
-    ) -> tuple[Tensor, dict[str, Any], dict[str, tuple[Any, ...]]]:
-        loss, measured = forward(model, batch, settings)
-        made = {name: tuple(summed(each)) for name, each in sums_of(measured).items()}
-        return loss, measured, made
+    def run(*given: Any) -> tuple[tuple[Any, ...], dict[str, tuple[Any, ...]]]:
+        returned = forward(*given)
+        measured = returned[1]
+        return returned, {name: tuple(summed(each)) for name, each in sums_of(measured).items()}
 
     # torch counts what it compiles by code object, and gives up at eight.
     run.__code__ = run.__code__.replace()

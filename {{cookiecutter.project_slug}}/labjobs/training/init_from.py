@@ -209,7 +209,8 @@ class Beginning:
         if reader := done.get(READER):
             raise SettingsError(
                 f"{self._flag}: that job read its own length in {reader}, outside of the schedule, "
-                "so a longer one would have trained differently; run it without --init-from"
+                "or chose its batches there, so a longer one may have trained differently; run it "
+                "without --init-from"
             )
         trained = Trained(done["steps"], done["steps_per_epoch"], done["early"])
         if problem := extension_problem(folder.settings, before, factor, trained):
@@ -239,8 +240,8 @@ class Beginning:
         return {**content, "lines": (0, 0)}
 
     def note_length_read(self, by: FrameType | None) -> None:
-        """Note who reads the length of the job, if it is not the schedule: a longer job would have
-        trained differently."""
+        """Note who reads the length of the job, if it is not the schedule, or chooses its batches:
+        a longer job might have trained differently."""
         if self._reader or not by:
             return
         schedule = getattr(self._factor, "__code__", None)

@@ -15,7 +15,7 @@ from dataclasses import asdict, is_dataclass, replace
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 from labjobs import devices, files, layout, machine
 from labjobs.data import batches as loaders
 from labjobs.data.batches import Batches
-from labjobs.data.order import Collate
+from labjobs.data.order import Collate, Sampler
 from labjobs.data.streams import Place
 from labjobs.devices import FORMATS, GlobalStreams, Precision
 from labjobs.distributed.collectives import Processes, is_divided, own
@@ -38,7 +38,7 @@ from labjobs.job.terminal import Interrupted, Paused, log
 from labjobs.settings import Span
 from labjobs.training import checkpoints, compilation, outputs, probes
 from labjobs.training.background import Background
-from labjobs.training.compilation import Forward, Prepared, UsualShapes
+from labjobs.training.compilation import Prepared, UsualShapes
 from labjobs.training.graphs import GraphedStep, Step, rounded_rates
 from labjobs.training.init_from import Beginning, Factor, Trained
 from labjobs.training.meters import TrainMeter, check_ranges, numbers
@@ -49,6 +49,7 @@ from labjobs.training.progress import Length, Part, Position, Report, Stopwatch
 from labjobs.training.state import TrainingState
 
 S = TypeVar("S")
+F = TypeVar("F", bound=compilation.Function)
 Absent = TypeVar("Absent", bound=None)
 Metrics = Mapping[str, float]
 
@@ -146,18 +147,23 @@ class Job(Generic[S]):
     def batches(
         self,
         part: Dataset[Any] | Absent,
-        batch_size: int,
+        batch_size: int | Sampler,
         shuffle: bool = False,
         collate: Collate | None = None,
     ) -> Batches | Absent:
         """Return the batches of a dataset or a stream on the device; None of None.
 
         Those with `shuffle` are to train on: in an order that depends on the seed and the epoch.
+        In place of the batch size, a function may choose the examples of each batch of an epoch.
         `collate`, a function at the top of a module, makes a batch of a list of examples where they
         cannot be stacked, such as texts of different lengths.
         """
         if part is None:
             return part
+        if callable(batch_size):
+            batch_size = _until_end(batch_size, Length(self.settings))
+            if shuffle:
+                self._beginning.note_length_read(sys._getframe(1))
         runtime, seed = self.runtime, self._seed if shuffle else None
         how = (self.device, batch_size, runtime.loader, runtime.workers)
         rank = self._processes.rank
@@ -165,19 +171,20 @@ class Job(Generic[S]):
         made.check = partial(self._begin_batch, made)
         self._all_batches.append(made)
         # With --shard, processes need each other for every batch. A stream has no last one.
-        examples = made.order.examples if runtime.shard and made.order is not None else 0
-        if 0 < (last := examples % batch_size) < rank.size:
+        last = made.order.sizes(1)[-1] if runtime.shard and made.order is not None else rank.size
+        if last < rank.size:
             raise SettingsError(
-                f"--shard: with --batch-size {batch_size} the last batch of {examples} examples "
-                f"has {last}, fewer than the {rank.size} processes; choose another"
+                f"--shard: an epoch's last batch has {last} examples, fewer than the {rank.size} "
+                "processes; choose another --batch-size"
             )
         if shuffle and self._length.steps_per_epoch is None:
-            self._length.set_epoch(made.steps_per_epoch)
+            self._length.set_epoch(made.order)
         return made
 
-    def prepare(self, forward: Forward, precision: str = "fp32") -> Prepared:
+    def prepare(self, forward: F, precision: str = "fp32") -> F:
         """Return a forward function as it is to be called: in this number format (`auto`: bf16 on a
-        GPU that has it, else fp32), and compiled where that pays.
+        GPU that has it, else fp32), and compiled where that pays. Beyond the model, the batch and
+        the settings it may take more, and beyond the loss and what was measured return more.
 
         Raises SettingsError for a precision that the device or --shard does not have, and for tf32
         beside others, as it is the whole process's. Raises JobError for another one than the job
@@ -193,7 +200,8 @@ class Job(Generic[S]):
         choice = self.runtime.compile
         wanted = compilation.wanted(choice, self.device, steps)
         self._background.compiles |= wanted
-        return Prepared(forward, chosen, choice if wanted else "off", self._shapes.of_next())
+        compile = choice if wanted else "off"
+        return cast(F, Prepared(forward, chosen, compile, self._shapes.of_next()))
 
     def init(self, **models: nn.Module) -> None:
         """Give models the best weights of the job that --init-from names, if it names one: before
@@ -480,7 +488,7 @@ class Job(Generic[S]):
 
     def span(self, span: Span) -> int:
         """Return a span such as --warmup as a number of steps."""
-        return span.steps(self._length.steps_per_epoch or None)
+        return self._length.steps_in(span.number, span) if span.endswith("e") else int(span)
 
     # What else a job keeps.
 
@@ -529,16 +537,18 @@ class Job(Generic[S]):
         """Save the end of training, once; from then on a signal ends the job at once."""
         if self._state is None:
             return
-        position = self._position
+        position, total = self._position, self._length.total or 0
         if not position.over:
             position.over = True
+            if position.step < total:
+                log.info("training ended early, after %d of %d steps", position.step, total)
             self._background.close()
             self._watcher.close()
             self._meter.close(position.step)
             self._report.close()
             self._state.save()
         self._state.finish()
-        early = position.evaluating or position.step < (self._length.total or 0)
+        early = position.evaluating or position.step < total
         self._beginning.note_end(Trained(position.step, self._length.steps_per_epoch or 0, early))
         interruption = self._folder.interruption
         self._signal = int(self._processes.largest([interruption.asked])[0])
@@ -613,11 +623,12 @@ class Job(Generic[S]):
         """The batches from here on, without end: the same iterator for all intervals."""
         if self._open_stream is None:
             self._streamed = batches
-            self._length.set_epoch(None if batches is None else batches.steps_per_epoch)
+            self._length.set_epoch(None if batches is None else batches.order)
             self._meter.choose_spacing(self._length.total)
             stream: Iterator[tuple[Any, int]]
             if batches is not None:
-                stream = self._watch.waiting(batches.endless(*self._position.place(), self._place))
+                begin = self._length.place(self.step)
+                stream = self._watch.waiting(batches.endless(*begin, self._place))
             elif self._several:
                 raise JobError("job.steps() without batches: does not work with several processes")
             else:
@@ -627,7 +638,10 @@ class Job(Generic[S]):
                 self._shared_gradients.slices(stream) if self._shared_gradients else stream
             )
         if batches is not self._streamed:
-            raise JobError("job.steps(batches): a job can train on one set of batches only")
+            raise JobError(
+                "job.steps(batches): a job trains on one set of batches; where they change, give "
+                "job.batches a function that chooses them (`python jobs.py docs recipes`)"
+            )
         return self._open_stream
 
     def _end_steps(self) -> None:
@@ -790,6 +804,12 @@ class Job(Generic[S]):
         if peak > self._peak:
             self._peak = peak
             self._folder.journal.cost({"device_bytes": peak})
+
+
+def _until_end(sampler: Sampler, length: Length) -> Sampler:
+    """Return a function that asks this one for no epoch after the last, as loaders read ahead."""
+    last = length.epochs - 1 if length.in_epochs else sys.maxsize
+    return lambda count, epoch, random: sampler(count, min(epoch, last), random)
 
 
 def _tensors(models: Iterable[nn.Module]) -> Iterator[Tensor]:

@@ -112,10 +112,10 @@ class Outputs:
 
     def _index(self) -> Arrays:
         """Where the examples are in their dataset, if all are surely of one pass over it."""
-        order = self._order
-        if order is None or len(order.positions) != sum(self._sizes):
+        indices = None if self._order is None else self._order.epoch(0)
+        if indices is None or len(indices) != sum(self._sizes):
             return {}
-        return {"index": order.epoch(0).numpy()}
+        return {"index": indices.numpy()}
 
     def _places(self) -> NDArray[Any]:
         """Where the examples of this process are in the order of all, also for a few batches.
@@ -124,11 +124,9 @@ class Outputs:
         """
         if not self._columns:
             return np.zeros(0, np.int64)
-        order, count = self._order, sum(self._sizes)
-        if order is not None and count <= len(order.positions):
-            whole = all(each == order.batch_size for each in self._sizes[:-1])
-            if whole:
-                return order.positions[:count].numpy()
+        order, sizes = self._order, self._sizes
+        if order is not None and sizes == order.own_sizes(0)[: len(sizes)]:
+            return order.positions[: sum(sizes)].numpy()
         raise JobError(
             "job.keep_outputs: several processes need one pass over the test batches, with all "
             "examples of a batch, or none, and all their values in one call"

@@ -1,9 +1,11 @@
 """Where a training loop is: its length, its position, its speed, and what it says about them."""
 
 import time
+from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from labjobs.data.order import Order
 from labjobs.errors import JobError, SettingsError
 from labjobs.job.terminal import as_line, duration, log, progress_bar
 from labjobs.settings import Span
@@ -47,8 +49,9 @@ class Length(Stateful):
 
     Minutes become a number of steps, measured over TIMED steps and kept in the checkpoint, so that
     a job that is killed and continued takes as many steps as one that is not. `steps_per_epoch` is
-    None until the training batches are known, and 0 for a stream without an end; it is kept too,
-    since a job that continues may ask for it before its first step.
+    None until the training batches are known, and 0 if there are no epochs, as in a stream, or if
+    they differ in length; it is kept too, since a job that continues may ask for it before its
+    first step.
     """
 
     kept = ("_measured", "steps_per_epoch")
@@ -62,17 +65,58 @@ class Length(Stateful):
         self._taken = 0  # steps that this process has taken
         self._began = self._timed_from = 0.0
         self.steps_per_epoch: int | None = None
+        self._order: Order | None = None
+        self._ends = [0]
+        """The steps by the end of each epoch so far, if they differ in length."""
         self.clock: Callable[[], float] = time.monotonic
         """Seconds since some moment; the same for all processes of a job."""
 
-    def set_epoch(self, steps: int | None) -> None:
-        """Record how many batches an epoch has, None for a stream.
+    def set_epoch(self, order: Order | None) -> None:
+        """Record which batches an epoch has, None for a stream.
 
         Raises SettingsError for a length in epochs of a stream.
         """
-        self.steps_per_epoch = steps or 0
-        if self.in_epochs and not steps:
+        self._order = order if order is not None and order.chosen else None
+        self.steps_per_epoch = len(order) if order is not None and not self._order else 0
+        if self.in_epochs and order is None:
             raise SettingsError("--epochs: this data has no epochs; use --steps or --minutes")
+
+    def steps_in(self, epochs: float, of: str) -> int:
+        """Return how many steps so many epochs are. Raises SettingsError for a stream, which says
+        what they are `of`."""
+        if self._order:
+            whole = int(epochs)
+            begin, end = self._end(whole), self._end(whole + 1)
+            return round(begin + (epochs - whole) * (end - begin))
+        if not self.steps_per_epoch:
+            raise SettingsError(
+                f"{of}: this data has no epochs; give a number of steps, such as 500"
+            )
+        return round(epochs * self.steps_per_epoch)
+
+    def place(self, step: int) -> tuple[int, int]:
+        """Return the next step's epoch, counted from 1, and its batch in there, counted from 0."""
+        if self._order:
+            while self._ends[-1] < step:
+                self._end(len(self._ends))
+            epoch = bisect(self._ends, step)
+            return epoch, step - self._ends[epoch - 1]
+        per_epoch = self.steps_per_epoch
+        return (step // per_epoch + 1, step % per_epoch) if per_epoch else (1, step)
+
+    def epochs_in(self, step: int) -> float:
+        """Return how many epochs so many steps are; 0 for a stream."""
+        if self._order:
+            epoch, more = self.place(step)
+            return epoch - 1 + (more / len(self._order.sizes(epoch)) if more else 0)
+        return step / self.steps_per_epoch if self.steps_per_epoch else 0.0
+
+    def _end(self, epoch: int) -> int:
+        """The steps by the end of an epoch, of those that differ in length."""
+        assert self._order
+        while len(self._ends) <= epoch:
+            self._ends.append(self._ends[-1] + len(self._order.sizes(len(self._ends))))
+        return self._ends[epoch]
 
     @property
     def total(self) -> int | None:
@@ -88,7 +132,7 @@ class Length(Stateful):
             raise JobError(
                 "the number of steps is not known before job.batches(…, shuffle=True) is called"
             )
-        return self.epochs * self.steps_per_epoch
+        return self.steps_in(self.epochs, "--epochs")
 
     def fraction(self, step: int) -> float:
         """Return the fraction of the job that is done after so many steps; of its time while its
@@ -139,15 +183,7 @@ class Position(Stateful):
     @property
     def epoch(self) -> float:
         """Passes over the training data so far; 0 for a stream."""
-        per_epoch = self.length.steps_per_epoch
-        return self.step / per_epoch if per_epoch else 0.0
-
-    def place(self) -> tuple[int, int]:
-        """Return the next step's epoch, counted from 1, and its batch in there, counted from 0."""
-        per_epoch = self.length.steps_per_epoch
-        if not per_epoch:
-            return 1, self.step
-        return self.step // per_epoch + 1, self.step % per_epoch
+        return self.length.epochs_in(self.step)
 
     @property
     def interval_end(self) -> int:
@@ -177,12 +213,10 @@ class Position(Stateful):
         return end == step
 
     def _next_evaluation(self) -> int:
-        per_epoch = self.length.steps_per_epoch if self._in_epochs else 1
-        if not per_epoch:
-            raise SettingsError(
-                "--eval-every: this data has no epochs; give a number of steps, such as 500"
-            )
-        return max(1, round((self.interval + 1) * self._every * per_epoch))
+        end = (self.interval + 1) * self._every
+        if self._in_epochs:
+            return max(1, self.length.steps_in(end, "--eval-every"))
+        return max(1, round(end))
 
 
 T = TypeVar("T")
