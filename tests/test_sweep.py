@@ -54,6 +54,17 @@ def test_jobs_that_train(project):
     assert again.stderr.startswith(f"job {job} diverged before: train_loss was not finite")
 
 
+def test_a_setting_without_effect_is_named(project, fresh):
+    dummy = '    dummy: float = 0.0\n    """Nothing."""\n\n'
+    fresh.edit("settings.py", "    seed: int", f"{dummy}    seed: int")
+    write_grid(fresh.root, *(f"{QUICK} --dummy {x} --seed {y}" for x in (0, 1) for y in (0, 1)))
+    done = succeeded(fresh.do("bash", "run.sh"))
+    *_, first, second = done.stdout.splitlines()
+    assert first == "4 of 4 jobs finished, 4 of them now"
+    assert second.startswith("run.sh: --dummy 0.0 and 1.0 gave the same results, bit for bit (jobs")
+    assert succeeded(fresh.do("bash", "run.sh")).stdout == first.replace(", 4", ", 0") + "\n"
+
+
 def test_of_a_job_that_is_killed_in_a_sweep_the_store_knows(project):
     """Its courier is no child of the job; the next sweep continues the job, in the same run."""
     write_grid(project.root, "--epochs 4000 --seed 8 --device cpu --checkpoint-minutes 0.001")

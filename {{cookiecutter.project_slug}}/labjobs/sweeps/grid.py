@@ -8,6 +8,7 @@ NUL. While the grid runs, captured jobs, as in `id=$(job …)`, come in the same
 words are wrong.
 """
 
+import json
 import os
 import shlex
 import sys
@@ -20,6 +21,7 @@ from typing import Any, BinaryIO
 
 from labjobs import exit_status, files, layout
 from labjobs.cli import parser
+from labjobs.cli.flags import option
 from labjobs.errors import SettingsError, cause
 from labjobs.files import shown
 from labjobs.job import identity
@@ -254,6 +256,8 @@ def summary(entries: Sequence[Entry], stopped: int = 0) -> int:
     if missing and not stopped:
         line = f"run.sh: halving waits for {counted(len(missing), 'job')}, such as {missing[0]}"
         leave(exit_status.FAILED, line)
+    for found in same_results(entries) if now else ():
+        leave(exit_status.DONE, f"run.sh: {found}")
     if count["unsent"]:
         line = "run.sh: some results are not uploaded yet; the same command uploads them"
         leave(exit_status.NOT_UPLOADED, line)
@@ -291,4 +295,31 @@ def last_line(output: Path) -> str:
     with suppress(OSError), output.open("rb") as file:
         file.seek(max(0, output.stat().st_size - TAIL))
         return file.read().decode(errors="replace").rstrip("\n").rpartition("\n")[2]
+    return ""
+
+
+def same_results(entries: Iterable[Entry]) -> Iterator[str]:
+    """Yield a line for each setting of which two values gave the same results, bit for bit."""
+    found, named = dict[tuple[str, str], list[JobFolder[Any]]](), {"note"}
+    for entry in entries:
+        if entry.state_after == "finished" and (results := _results(entry.job.path)):
+            alike = found.setdefault((entry.script, results), [])
+            for other in alike:
+                mine, theirs = vars(entry.job.settings), vars(other.settings)
+                differ = [name for name in mine if mine[name] != theirs[name]]
+                if len(differ) == 1 and not named & {*differ}:
+                    named.add(name := differ[0])
+                    jobs = f"(jobs {other.id}, {entry.job.id})"
+                    values = f"{option(name)} {theirs[name]} and {mine[name]}"
+                    yield f"{values} gave the same results, bit for bit {jobs}"
+            alike.append(entry.job)
+
+
+def _results(attempt: Path) -> str:
+    """What the journal says at its end of a trained job's best weights; empty without them."""
+    with suppress(OSError), (attempt / layout.JOURNAL).open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+        for line in reversed(file.read().splitlines()):
+            if b'"best_step": ' in line:
+                return str(json.loads(line)["metrics"])
     return ""
