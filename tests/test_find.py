@@ -106,6 +106,7 @@ def test_a_batch_that_does_not_fit_ends_the_search(changed):
     assert done.returncode == (1 if answer["suggestion"] is None else 0)
     again = do(changed, *words)
     assert (started(again), printed(again)) == (0, answer)
+    assert started(do(changed, *words, "--threads", "1")) == 2  # which was not measured
 
 
 def test_each_number_of_workers_is_a_job(changed):

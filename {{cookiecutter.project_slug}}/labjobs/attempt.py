@@ -1,6 +1,7 @@
 """An attempt at a job, from its start to its exit status (exit_status.py)."""
 
 import json
+import os
 import shutil
 import signal
 import sys
@@ -218,7 +219,7 @@ class Attempt(Generic[S]):
             "diverged": "false",
         }
         if runtime.purpose():
-            about[runtime.TAG] = runtime.purpose()
+            about[runtime.TAG] = os.environ[runtime.VARIABLE]
         folder.journal.tags(provenance.tags() | mlflow_store.tags(folder) | about)
         folder.journal.flush()
         if self._store_is_away:

@@ -7,10 +7,12 @@ sweep holds it. What the present code has measured already is not run again.
 import json
 import math
 import os
+import platform
 import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -200,7 +202,7 @@ class Trials:
         Interrupted after a signal has stopped it.
         """
         outcome, said = job.outcome(), ""
-        over = self._again or bool(job.change)
+        over = self._again or bool(job.change) or self._was_other(job)
         if over or not (outcome.get("status") in MEASURED or _lacked_memory(outcome)):
             said = self._run(job, ["--force"] if over else [])
             job = _changed(job)
@@ -220,14 +222,25 @@ class Trials:
             raise JobError(f"{self._purpose}: {job.label} logs no {metric}; {cure or said}")
         return points
 
+    def _purpose_of(self, job: JobFolder[Any]) -> str:
+        """The purpose, and what speed and memory depend on: the job's flags and the machine."""
+        return f"{self._purpose}; {_command(job)} on {platform.node()}"
+
+    def _was_other(self, job: JobFolder[Any]) -> bool:
+        """Whether the job has run for another purpose, with other flags or elsewhere."""
+        with suppress(JobError, OSError):
+            path = job.latest
+            return bool(path and Recorded(path).tag(runtime.TAG) != self._purpose_of(job))
+        return True
+
     def _run(self, job: JobFolder[Any], words: Sequence[str]) -> str:
         """Run a job's process to its end; return its last line."""
-        gpu = self._gpu
+        gpu, purpose = self._gpu, self._purpose_of(job)
         print(f"job {job.id} started: {job.name}", file=sys.stderr, flush=True)
         if gpu.env:  # in which it is the only one
             job = _changed(job, device="auto")
         command = [sys.executable, *shlex.split(_command(job))[1:], "--quiet", *words]
-        env = os.environ | {runtime.VARIABLE: self._purpose} | gpu.env
+        env = os.environ | {runtime.VARIABLE: purpose} | gpu.env
         # It holds the GPU, even if this process is killed.
         status, line = run(command, CODE, env, gpu.files)
         if status == exit_status.WRONG:

@@ -104,7 +104,8 @@ class Runtime:
 # The purpose of a job that is not run for its own results: `jobs.py find` runs jobs to measure.
 #
 # The purpose is in the environment, since it changes no result, and in a tag of the run, so that
-# figures and tables leave the job out. Such a job logs its measurements under the names below.
+# figures and tables leave the job out; after a `;` follows what the job was run with. Such a job
+# logs its measurements under the names below.
 
 VARIABLE = "JOB_PURPOSE"
 TAG = "purpose"
@@ -124,4 +125,4 @@ SIGNAL, NOISE = "gradient_squared", "gradient_variance"
 
 def purpose() -> str:
     """Return the purpose of this job; empty if it is run for its results."""
-    return os.environ.get(VARIABLE, "")
+    return os.environ.get(VARIABLE, "").partition(";")[0]
