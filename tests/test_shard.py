@@ -139,7 +139,7 @@ def test_without_torchrun_it_is_refused(exact):
         (("--compile", "on"), "--shard: not with --compile on"),
         (("--optimizer", "muon"), "--shard: Muon needs whole matrices"),
         (("--precision", "fp16"), "--shard: not with --precision fp16"),
-        (("--batch-size", "358"), "of 359 examples has 1, fewer than the 2 processes"),
+        (("--batch-size", "358"), "last batch has 1 examples, fewer than the 2 processes"),
     ],
 )
 def test_what_does_not_work_is_refused(exact, flags, why):
@@ -147,6 +147,14 @@ def test_what_does_not_work_is_refused(exact, flags, why):
     (line,) = said(done)
     assert why in line
     assert "exitcode  : 2" in done.stdout + done.stderr
+
+
+@pytest.mark.full
+def test_a_network_with_convolutions_is_divided(exact, tmp_path):
+    """Whose weights are in the layout channels last, and whose blocks compute again."""
+    project = exact.copy(tmp_path / "convolutions")
+    flags = ("--steps", "2", "--eval-every", "2", "--model", "convnet", "--recompute")
+    succeeded(ended(together(project, 2, "--shard", *flags)))
 
 
 @pytest.mark.full

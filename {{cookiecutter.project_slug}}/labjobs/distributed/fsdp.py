@@ -55,6 +55,8 @@ def divide(model: nn.Module, mesh: DeviceMesh, blocks: Blocks) -> None:
 
     All processes have to have the same weights.
     """
+    for weight in model.parameters():  # torch cannot divide those in channels last
+        weight.data = weight.data.contiguous()
     empty = _without_weights(model, torch.device("meta"))
     _divide(model, mesh, blocks)
     copiers[model] = partial(_copied, empty, mesh, blocks)
