@@ -219,6 +219,13 @@ def test_mlflows_variables_do_not_change_what_is_stored(fresh):
     assert fresh.stored(job) == fresh.journalled(job)
 
 
+def test_warnings_of_mlflow_are_never_errors(fresh):
+    """As they would be in a shell in which a test suite runs."""
+    variables = {"PYTHONWARNINGS": "error::DeprecationWarning"}
+    job = job_of(silent(fresh.run(*QUICK, "--quiet", **variables)))
+    assert fresh.stored(job) == fresh.journalled(job)
+
+
 @pytest.mark.full
 def test_a_read_only_project_reaches_its_server(fresh, tmp_path):
     """The lock that jobs hold while they prepare a store is in the folder of runs then."""

@@ -10,6 +10,7 @@ import os
 import re
 import sqlite3
 import tomllib
+import warnings
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -161,6 +162,7 @@ def client(uri: str = "") -> "MlflowClient":
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ.update(PINNED)
+    warnings.filterwarnings("ignore", module="mlflow|sqlalchemy|alembic")  # `python -W error`
     from mlflow import MlflowClient
     from mlflow.store.db import utils
 
