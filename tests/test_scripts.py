@@ -111,7 +111,9 @@ def test_jobs_and_figures_know_which_script_it_was(made):
     table = "from labjobs.results import tables; from labjobs.tracking import mlflow_client as e;"
     table += "jobs = tables.jobs(e.experiment_name()); print(len(jobs), 'first' in jobs)"
     assert made.do("python", "-c", table).stdout == "2 False\n"
+    made.do("python", "plot.py", "--format", "png")
     silent(made.do("python", "plot_analyses.py", "--format", "png"))
+    assert (made.root / "tables" / "results.tex").exists()  # another script's
     caption = (made.root / "figures" / "distances.tex").read_text()
     assert "Distance in 2 analyses." in caption
     table = (

@@ -64,7 +64,8 @@ def main(
     """
     prepare_streams()
     args = _parser().parse_args()
-    pages = _Pages(args, {**of_all, **of_one, **of_tasks}, {*printed, "results", "jobs"})
+    of_tables = {*printed, "results", "jobs"} if printed else ()  # they may be another script's
+    pages = _Pages(args, {**of_all, **of_one, **of_tasks}, of_tables)
     try:
         if args.provenance:
             print(figure_files.as_lines(figure_files.read(args.provenance)))
