@@ -355,7 +355,7 @@ def test_captions_say_what_pandas_finds(draw, store, request):
         span = "\N{EN DASH}".join(map(str, sorted({counts.min(), counts.max()})))
         repeats = f"mean of {span} seeds" if counts.max() > 1 else "one seed"
         few = " (of three or more)" if counts.min() < 3 else ""
-        repeats += f", 95% t interval{few}" * (counts.max() > 2)
+        repeats += f", 95% t interval{few}" if counts.max() > 2 else ""
         order = ended["val"].where(ended["state"] == "finished", -math.inf)
         kind = "median" if (ended["state"] == "diverged").any() else "mean"
         order = order.groupby([ended["model"], ended["lr"]]).agg(kind)

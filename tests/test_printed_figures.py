@@ -69,7 +69,7 @@ def test_same_figures_from_postgresql_and_from_a_server(draw, tmp_path):
         for name, uri in (("database", database.uri), ("server", server.uri)):
             silent(draw("--out", str(tmp_path / name), MLFLOW_TRACKING_URI=uri))
     files = sorted((tmp_path / "database").iterdir())
-    assert len(files) == 8 * 4 + 3 * 5 + 2 * 2
+    assert len(files) == 9 * 4 + 3 * 5 + 2 * 2
     for path in files:
         assert (tmp_path / "server" / path.name).read_bytes() == path.read_bytes(), path.name
 

@@ -92,8 +92,7 @@ def panels(
 ) -> tuple["Figure", list[Any]]:
     """Return a figure and its panels: one for each name, with a letter and a title, up to three in
     a row. They share an axis of values, for a metric or with this label, or else the `rows` with
-    these names, and each has values of its own on its x axis. The figure is as wide as the page, or
-    as a column for one panel. What all panels share is written once."""
+    these names, with values of their own. It is as wide as the page, or as a column for one."""
     down = -(-len(names) // ACROSS)
     across = -(-len(names) // down)
     width, inches = ("full", _venue.full) if across > 1 else ("column", _venue.column)
@@ -162,11 +161,8 @@ def legend(
         for ax in fig.axes
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }
-    handles = {
-        labels.get(name, name): handles[name]
-        for name in dict.fromkeys([*labels, *handles])
-        if name in handles
-    }
+    order = [name for name in dict.fromkeys([*labels, *handles]) if name in handles]
+    handles = {labels.get(name, name): handles[name] for name in order}
     if len(fig.axes) == 1 and _name_ends(fig.axes[0], handles):
         handles = {}
     points = 72 * fig.get_figwidth()
