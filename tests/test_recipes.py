@@ -277,14 +277,13 @@ def test_metrics_of_all_outputs(fresh):
         values = [value for _, value in two.journalled(job)[name]]
         assert values == pytest.approx([value for _, value in one[name]], abs=1e-4)
 
-    made, kept, resumed, update, log, reset = (line for line in seen.splitlines() if line)
+    made, kept, resumed, *update, log, reset = (line for line in seen.splitlines() if line)
     insert(fresh, "run.py", "    # What a checkpoint holds", f"    {made}\n    {kept}\n")
     assert resumed.startswith("job.resume(..., seen=seen)")
     fresh.edit("run.py", "stopping=stopping)", "stopping=stopping, seen=seen)")
     fresh.edit("run.py", scores, scores.removeprefix("    "))
-    insert(
-        fresh, "run.py", "                job.log(measured, lr=lr)", f"                {update}\n"
-    )
+    before = "                job.log(measured, lr=lr)"
+    insert(fresh, "run.py", before, "".join(f"                {line}\n" for line in update))
     fresh.edit("run.py", "        job.log_epoch(metrics)\n", f"        {log}\n        {reset}\n")
     check("mypy", fresh.root)
     job = killed_twice(fresh, *flags, "--eval-every", "4")
@@ -307,8 +306,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import IterableDataset, TensorDataset
 
 import data
-from data import TEST_FRACTION, split
-from labjobs import Batches, EarlyStopping, Forward, Job
+from data import TEST_FRACTION
+from labjobs import Batches, EarlyStopping, Forward, Job, split
 from labjobs.results import figures, tables
 from plot import FIGURES, Drawn
 from run import Metrics, evaluate
