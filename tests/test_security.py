@@ -131,6 +131,17 @@ ui = always
 """
 
 
+def test_the_commit_is_the_projects_own_within_a_hook_of_another_repository(fresh, tmp_path):
+    """Git tells its hooks which repository it works on."""
+    made = {"cwd": tmp_path, "check": True, "stdout": subprocess.DEVNULL}
+    subprocess.run(["git", "init", "-q", "other"], **made)
+    who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    subprocess.run(["git", *who, "-C", "other", "commit", "--allow-empty", "-m", "x"], **made)
+    fresh.env["GIT_DIR"] = str(tmp_path / "other" / ".git")
+    code = "from labjobs.job import provenance; print(provenance.version())"
+    assert fresh.printed(code) == [str({"commit": "", "branch": "", "changes": ""})]
+
+
 def test_the_recorded_changes_apply_whatever_git_is_configured_to_show(fresh, tmp_path):
     """Also those of a binary file and of a text of other letters; large ones are named."""
     root = fresh.root

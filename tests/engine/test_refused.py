@@ -42,7 +42,11 @@ class Wrong(Loop):
     [
         ("no resume", "call job.resume(…) first, with everything that has a state"),
         ("no steps", "job.epochs(): its body must run job.steps(batches) to the end"),
-        ("other batches", "job.steps(batches): a job trains on one set of batches; where"),
+        (
+            "other batches",
+            "job.steps(batches): a job trains on one set of batches; where they change, give "
+            "job.batches a function that chooses them (`python jobs.py docs recipes`)",
+        ),
         ("two calls", "job.resume: was already called; pass all parts in one call"),
         ("nothing kept", "no best weights of model: call job.keep_best(metrics, model=…)"),
     ],

@@ -62,8 +62,7 @@ class Check(Generic[S]):
             raise failure.error
         seconds = time.monotonic() - began
         if seconds > SLOW:
-            left = duration(MORE * seconds)
-            print(f"one of five runs took {seconds:.0f} s; about {left} to go", flush=True)
+            print(f"1 of 5 runs took {seconds:.0f} s; {duration(MORE * seconds)} to go", flush=True)
         found, trains = 0, trials.whole.resumed_at is not None
         for guarantee, answer in answers(trials):
             if trains or not answer.unknown:

@@ -35,6 +35,9 @@ FORM = (
 """How changes are written, so that `git apply` takes them, whatever the user's configuration says;
 textconv could decrypt."""
 
+NAMING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
+"""Variables that may name another repository, as git's own do while it runs a hook."""
+
 
 def tags() -> dict[str, str]:
     """Return commit (`none` outside git), dirtiness, host, template and versions, as tags of a
@@ -113,7 +116,8 @@ def _is_large(file: Path) -> bool:
 
 def git(*words: str, index: Path | None = None, given: bytes = b"") -> bytes:
     """What a git command prints; empty if there is no git or no repository."""
-    env = os.environ | ({"GIT_INDEX_FILE": str(index)} if index else {})
+    own = {name: value for name, value in os.environ.items() if name not in NAMING}
+    env = own | ({"GIT_INDEX_FILE": str(index)} if index else {})
     try:
         done = subprocess.run(["git", *words], cwd=CODE, env=env, input=given, capture_output=True)
     except FileNotFoundError:

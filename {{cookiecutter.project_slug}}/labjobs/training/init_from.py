@@ -209,8 +209,7 @@ class Beginning:
         if reader := done.get(READER):
             raise SettingsError(
                 f"{self._flag}: that job read its own length in {reader}, outside of the schedule, "
-                "or chose its batches there, so a longer one may have trained differently; run it "
-                "without --init-from"
+                "or chose its batches there; a longer one may differ; run it without --init-from"
             )
         trained = Trained(done["steps"], done["steps_per_epoch"], done["early"])
         if problem := extension_problem(folder.settings, before, factor, trained):

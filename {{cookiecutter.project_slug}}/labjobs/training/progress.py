@@ -89,9 +89,7 @@ class Length(Stateful):
             begin, end = self._end(whole), self._end(whole + 1)
             return round(begin + (epochs - whole) * (end - begin))
         if not self.steps_per_epoch:
-            raise SettingsError(
-                f"{of}: this data has no epochs; give a number of steps, such as 500"
-            )
+            raise SettingsError(f"{of}: this data has no epochs; give a number of steps")
         return round(epochs * self.steps_per_epoch)
 
     def place(self, step: int) -> tuple[int, int]:
