@@ -104,7 +104,7 @@ def test_copies_elsewhere_are_the_same_data_and_what_is_away_is_not_checked(proj
     assert finished_already(project, "--data-root", str(copied))
     shutil.rmtree(project.root / "data")
     done = project.run(*BY_WORKERS)
-    remark = f"(its data was not checked: there is no folder {project.root / 'data'})"
+    remark = f"(not all data was checked: there is no folder {project.root / 'data'})"
     assert remark in done.stdout and done.returncode == 0
 
 

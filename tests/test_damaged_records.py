@@ -3,6 +3,8 @@
 scripts/mutate_records.py damages all files of a job at random, by the thousand.
 """
 
+import shutil
+
 from faults import job_of, one_line, silent
 
 JOB = ("--epochs", "2", "--log-every", "1", "--batch-size", "256", "--quiet")
@@ -26,3 +28,19 @@ def test_a_damaged_journal_is_refused_and_nothing_of_it_is_sent(project):
     silent(project.run(*JOB, "--force"))
     assert [status for _, status in project.runs(job)] == ["FINISHED"]
     assert project.stored(job) == before
+
+
+def test_files_of_another_job_are_refused(project):
+    """Whole and undamaged ones, as after a copy into the wrong folder."""
+    one, other = (project.finish(*JOB, "--seed", seed) for seed in ("1", "2"))
+    for name in ("best.pt", "predictions.npz", "code.json"):
+        shutil.copy(project.folder(other) / name, project.folder(one) / name)
+    loaded = project.do("python", "-c", f"import jobs; jobs.load('{one}')")
+    assert loaded.stderr.endswith("best.pt is damaged; --force makes the job start over\n")
+    read = "from labjobs.results import tables; tables.outputs(tables.jobs('my_project'))"
+    kept = project.do("python", "-c", read)
+    assert (
+        f"the job {one} can be read (ValueError: predictions.npz is of another job)" in kept.stderr
+    )
+    shown = project.do("python", "jobs.py", "show", one).stdout
+    assert "finished, with the present code and data" in shown  # by other records

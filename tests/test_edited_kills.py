@@ -1,6 +1,5 @@
 """A job that is killed at random instants, its code edited in between: no curve is of two codes."""
 
-import json
 import random
 import signal
 import time
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 from faults import Project, curves, curves_in, ended, kill, one_line, same
+from labjobs.job import code_evidence
 from torch import load
 
 pytestmark = pytest.mark.full
@@ -57,8 +57,7 @@ class Network:
         (attempt,) = (
             path
             for path in project.root.glob(f"runs/{self.job}/*/")
-            if self._width
-            in json.loads((path / "code.json").read_text())["parts"]["models:MLP"]["source"]
+            if self._width in code_evidence.parts(path)["models:MLP"]["source"]
         )
         best = load(attempt / "best.pt", weights_only=True)
         return [best, curves_in(attempt), curves(project.ask(POINTS, str(attempt)))]

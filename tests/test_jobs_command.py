@@ -133,9 +133,10 @@ def test_stale_names_what_has_changed_and_shows_it(jobs):
     changed = [text.split() for text in shown if text.startswith(("-  ", "+  "))]
     assert changed == [["-", "nn.Linear(256,", "256),"], ["+", "nn.Linear(256,", "255),"]]
     (change,) = jobs.json("stale")
-    assert change == {"definition": "models.MLP", "change": "changed", "jobs": [jobs.mlp]}
+    wanted = {"definition": "models.MLP", "change": "changed", "stale": True, "jobs": [jobs.mlp]}
+    assert change == wanted
     assert jobs.states() == {jobs.mlp: "stale", jobs.convnet: "paused"}
-    assert "with other code or data (models.MLP changed)" in "\n".join(jobs.lines("show", jobs.mlp))
+    assert "from other code or data (models.MLP changed)" in "\n".join(jobs.lines("show", jobs.mlp))
 
 
 def test_why_names_the_way_to_a_definition(made):

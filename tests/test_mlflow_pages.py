@@ -60,6 +60,8 @@ def test_its_files_are_there_and_its_weights_not_twice_on_the_disk(project, run)
     folder = Path(run.data.tags["job_folder"])
     copies = project.root / "mlruns" / run.info.run_id / "artifacts"
     assert os.path.samefile(folder / "best.pt", copies / "best.pt")
+    (definitions,) = project.root.glob("runs/.code/*.json")
+    assert os.path.samefile(definitions, copies / definitions.name)
     assert run.data.tags["job_id"] in (copies / "log.txt").read_text()
 
 

@@ -131,6 +131,15 @@ def test_git_may_take_the_id_away(project):
     assert not (older.root / ".project-id").exists() and not (older.root / "runs").exists()
 
 
+def test_a_lost_id_is_found_again_in_the_project_s_own_store(project):
+    ran(project)
+    known = (project.root / ".project-id").read_text().strip()
+    (project.root / ".project-id").unlink()
+    shutil.rmtree(project.root / "runs")
+    assert "already finished" in ran(project)
+    assert known in (project.root / "runs/.project-id").read_text()
+
+
 def test_an_id_that_is_damaged_is_said_in_one_line(project):
     (project.root / ".project-id").write_bytes(b"\xff\x00")
     assert ".project-id: " in one_line(project.run(*SHORT), 2)

@@ -147,7 +147,7 @@ def test_an_edit_that_concerns_an_input_makes_both_stale_until_it_is_undone(proj
     accepted = project.do("python", "jobs.py", "accept", "--because", "it is the same")
     assert "no longer stale: 2 jobs" in accepted.stdout, accepted
     assert sweep(project) == (0, "4 of 4 jobs finished, 0 of them now")
-    (project.root / "accepted.json").unlink()
+    (project.root / "accepted.jsonl").unlink()
     project.edit("run.py", "scaler.scale(loss * 1)", "scaler.scale(loss)")
     assert sweep(project) == (0, "4 of 4 jobs finished, 0 of them now")
 

@@ -98,8 +98,9 @@ def test_secret_files_are_neither_noted_nor_copied(with_secrets, tmp_path):
     assert subprocess.run(applied, cwd=root, capture_output=True).returncode == 0
     written = {*files_with(SECRET, root)} - {root / name for name in SECRET_FILES}
     assert written == {root / "tracked.env", root / "address.py", root / "models.py"}
-    assert "postgresql://ada:***@db.example.org/x" in (job / "code.json").read_text()
-    for kept in (root / "runs").glob(".code/*"):
+    (definitions,) = (root / "runs").glob(".code/*.json")
+    assert "postgresql://ada:***@db.example.org/x" in definitions.read_text()
+    for kept in (root / "runs").glob(".code/*.tar.gz"):
         with tarfile.open(kept) as archive:
             archive.extractall(tmp_path / "kept", filter="data")
     assert not [*files_with(SECRET, tmp_path / "kept")]

@@ -1,5 +1,11 @@
 """A job whose code has changed: run.py and run.sh say so, and neither use it nor go on with it."""
 
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from faults import Project, one_line, succeeded
 from sweeps import write_grid
@@ -152,3 +158,148 @@ def test_jobs_are_replayed_for_each_value_that_a_change_reads_and_with_their_tes
     project.edit("run.py", "means = Means()", 'means, scale = Means(), 2 if split == "test" else 1')
     refused = project.do(*accept)
     assert "test_loss at step " in refused.stderr and "accepted: " not in refused.stdout
+
+
+# Whether a job still fits has three answers, and all commands give the same.
+
+FITS, CHANGED, UNKNOWN = "fits", "changed", "cannot be told"
+
+
+@pytest.fixture(scope="module")
+def reading(made, tmp_path_factory):
+    """The project, with jobs that read a file of data; and the id of the one with an mlp."""
+    project = made.copy(tmp_path_factory.mktemp("reading") / "project")
+    file = project.root / "data/scale.txt"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("1.0")
+    read = f'    open("{file.relative_to(project.root)}").read()\n'
+    project.edit("run.py", "    model.eval()\n", f"    model.eval()\n{read}")
+    main = "plotting.main(Settings, FIGURES, OF_ONE_JOB, ONLY, LABELS, TABLES)"
+    project.edit("plot.py", main, main.replace("FIGURES, OF_ONE_JOB", '{"ranking": ranking}, {}'))
+    project.finish(*SHORT, "--model", "convnet")
+    write_grid(project.root, "--epochs 1 --model convnet", "--epochs 1 --model mlp")
+    return project, project.finish(*SHORT)
+
+
+LOAD = "import sys, warnings, jobs; warnings.simplefilter('always'); jobs.load(sys.argv[1])"
+
+
+def answers(project: Project, job: str) -> dict[str, str]:
+    """What each command says of a job."""
+
+    def ask(*words: str) -> str:
+        done = project.do(*words)
+        return done.stdout if "--json" in words else done.stdout + done.stderr
+
+    def in_words(said: str) -> str:
+        if "not all data was checked" in said or "It is not known whether the data" in said:
+            return UNKNOWN
+        words = ("with other ", "other code or data", "different code or data", "is stale: ")
+        changed = any(word in said for word in (*words, "has changed since"))
+        return CHANGED if changed else FITS
+
+    def in_state(row: dict[str, str]) -> str:
+        state = {"finished": FITS, "stale": CHANGED}[row["state"]]
+        return UNKNOWN if state == FITS and row["about"] else state
+
+    ran = project.run(*SHORT)
+    found = {"run.py": in_words(ran.stdout + ran.stderr), "run.sh": in_words(ask("bash", "run.sh"))}
+    listed = ("bash", "run.sh", "--list"), ("python", "jobs.py", "list")
+    for words in listed:
+        (row,) = (row for row in json.loads(ask(*words, "--json")) if row["id"] == job)
+        found[" ".join(words)] = in_state(row)
+    shown = json.loads(ask("python", "jobs.py", "show", job, "--json"))
+    attempt = shown["attempts"][-1]
+    found["show"] = in_state(shown)
+    found["attempt"] = CHANGED if attempt["change"] else UNKNOWN if attempt["unchecked"] else FITS
+    rows = json.loads(ask("python", "jobs.py", "stale", "--json"))
+    of_job = [row["stale"] for row in rows if job in row["jobs"]]
+    found["stale"] = FITS if not of_job else CHANGED if any(of_job) else UNKNOWN
+    if (project.root / "runs" / job).exists():
+        found["jobs.load"] = in_words(ask("python", "-c", LOAD, job))
+    drawn = ("python", "plot.py", "--format", "png", "--any-code")
+    succeeded(project.do(*drawn))
+    found["caption"] = in_words((project.root / "figures/ranking.tex").read_text())
+    with (project.root / "tables/jobs.csv").open() as file:
+        (row,) = (row for row in csv.DictReader(file) if row["job_id"] == job)
+    changed = row["stale"] == "True"
+    found["jobs.csv"] = CHANGED if changed else UNKNOWN if row["unchecked"] else FITS
+    return found
+
+
+def remove(pattern: str) -> Callable[[Project], None]:
+    def act(project: Project) -> None:
+        for path in [*project.root.glob(pattern)]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return act
+
+
+def with_other_data(project: Project) -> None:
+    (project.root / "data/scale.txt").write_text("2.0")
+
+
+def with_other_code(project: Project) -> None:
+    project.edit("models.py", "nn.ReLU()", "nn.GELU()")
+
+
+def with_an_edited_engine(project: Project) -> None:
+    with (project.root / "labjobs/training/optim.py").open("a") as file:
+        file.write("\nUNUSED = 1\n")
+
+
+def accepted(project: Project) -> None:
+    with_other_code(project)
+    succeeded(project.do("python", "jobs.py", "accept", "--because", "a test"))
+
+
+def of_another_user(project: Project) -> None:
+    """Its folder is on another machine."""
+    remove("runs")(project)
+    folder = Path("/nowhere/runs/0/1")
+    project.write(f"UPDATE tags SET value = '{folder}' WHERE key = 'job_folder'")
+
+
+def of_another_user_with_other_code(project: Project) -> None:
+    of_another_user(project)
+    with_other_code(project)
+
+
+SITUATIONS = {
+    "a lost outcome": (remove("runs/*/*/outcome.json"), FITS),
+    "other code": (with_other_code, CHANGED),
+    "no list of its data": (remove("runs/.data"), UNKNOWN),
+    "of another user": (of_another_user, UNKNOWN),
+}
+ALIKE = {
+    "nothing": (remove("nothing"), FITS),
+    "a lost code.json": (remove("runs/*/*/code.json"), FITS),
+    "accepted": (accepted, FITS),
+    "other data": (with_other_data, CHANGED),
+    "an edited engine": (with_an_edited_engine, CHANGED),
+    "of another user with other code": (of_another_user_with_other_code, CHANGED),
+    "no data": (remove("data"), UNKNOWN),
+    "data not mounted": (remove("data/*"), UNKNOWN),
+}
+EACH = [pytest.param(*each, id=name) for name, each in SITUATIONS.items()]
+MORE = [pytest.param(*each, id=name, marks=pytest.mark.full) for name, each in ALIKE.items()]
+
+
+@pytest.mark.parametrize(("situation", "answer"), EACH + MORE)
+def test_all_commands_give_the_same_of_three_answers(reading, tmp_path, situation, answer):
+    made, job = reading
+    project = made.clone(tmp_path / "project")
+    situation(project)
+    found = answers(project, job)
+    assert found == dict.fromkeys(found, answer)
+
+
+def test_a_job_that_is_run_again_knows_its_data_without_its_outcome(reading, tmp_path):
+    """It would otherwise be continued with other data, as one curve."""
+    made, job = reading
+    project = made.clone(tmp_path / "project")
+    remove("runs/*/*/outcome.json")(project)
+    with_other_data(project)
+    assert project.run(*SHORT).returncode == 0
+    log = (project.folder(job) / "log.txt").read_text()
+    assert "starting over, since the data has changed (data/scale.txt changed)" in log

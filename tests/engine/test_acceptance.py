@@ -23,7 +23,7 @@ def test_a_change_that_was_accepted_both_ways_has_an_oldest_code(tmp_path):
     assert oldest("a", tmp_path) in same("b", tmp_path) == {"a", "b"}
 
 
-@pytest.mark.parametrize("content", ["", "[]", "<<<<<<< HEAD", '{"accepted": [{}]}'])
+@pytest.mark.parametrize("content", ["[]", "<<<<<<< HEAD", "{}", '{"schema": 3}'])
 def test_a_damaged_file_is_one_line(tmp_path, content):
     (tmp_path / layout.ACCEPTED).write_text(content)
     with pytest.raises(SettingsError, match="restore it from version control"):

@@ -18,12 +18,12 @@ from labjobs.files import CODE, PROJECT, shown
 from labjobs.job import (
     attempts,
     code_evidence,
-    data_evidence,
     identity,
     provenance,
     runtime,
     terminal,
 )
+from labjobs.job.attempts import Evidence
 from labjobs.job.data_evidence import Places
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Interrupted, Stopped, as_line, leave, log, parts_of
@@ -133,13 +133,17 @@ class Attempt(Generic[S]):
     def _leave_if_over(self, known: stored_jobs.Known) -> None:
         """End the process if the job needs no attempt, or may not have one."""
         folder = self._folder
-        last = {} if folder.change else folder.outcome()
+        evidence = folder.evidence
+        last = {} if evidence.change else folder.outcome()
         here = last.get("status") == "finished"
         line = f"already finished: {self._results(last['said']) if here else 'see MLflow'}"
-        if known.has(folder, "finished") and not folder.redone:
-            self._leave(exit_status.DONE, line + self._unchecked())
-        self._leave_if_stale(bool(known.of(folder.id, "finished")))
-        elsewhere = not folder.latest and known.has(folder, "diverged")
+        if (found := known.evidence(folder, "finished")) and not folder.redone:
+            self._leave(exit_status.DONE, line + _in_brackets(found.unchecked))
+        if not folder.latest:
+            others = known.of(folder.id, "finished")
+            evidence = next((stored_jobs.evidence(folder, run) for run in others), evidence)
+        self._leave_if_stale(evidence)
+        elsewhere = not folder.latest and known.evidence(folder, "diverged")
         if last.get("status") == "diverged" or elsewhere:
             line = f"diverged before: {last.get('said', 'see MLflow')}; --force starts it over"
             self._leave(exit_status.FAILED, line)
@@ -147,25 +151,18 @@ class Attempt(Generic[S]):
             self._take()
             self._courier = Courier()
             self._courier.carry(folder.path)
-            sys.exit(self._delivered(line + self._unchecked()))
+            sys.exit(self._delivered(line + _in_brackets(evidence.unchecked)))
 
-    def _unchecked(self) -> str:
-        """A remark on data that cannot be compared with what the job has read."""
-        folder = self._folder
-        why = folder.latest and data_evidence.unchecked(folder.latest, folder.places)
-        return f" (its data was not checked: {why})" if why else ""
-
-    def _leave_if_stale(self, stored: bool) -> None:
+    def _leave_if_stale(self, evidence: Evidence) -> None:
         """End the process if the job has finished, runs or would go on with other code or data."""
-        folder, change, changed = self._folder, self._folder.change, self._folder.changed
+        folder, change, changed = self._folder, evidence.change, evidence.changed
         if change and folder.latest and locks.held(folder.latest / layout.LOCK):
             line = f"is running already, with other {changed} ({change})"
             self._leave(exit_status.ELSEWHERE, f"{line}; --force runs it with this {changed}, too")
         if folder.starts_over:
             return
-        status = folder.outcome().get("status")
-        if (change and status == "finished") or (stored and not folder.latest):
-            line = f"was finished with other {changed} ({change or 'in another folder'})"
+        if change and (folder.outcome().get("status") == "finished" or not folder.latest):
+            line = f"was finished with other {changed} ({change})"
             line += f"; --force runs it again with this {changed}"
             self._leave(exit_status.OTHER_CODE, line)
         if change and not folder.runtime.continue_anyway:
@@ -302,6 +299,10 @@ class Attempt(Generic[S]):
             return leave(exit_status.NOT_UPLOADED, f"{self.label} {line}")
         attempts.drop_checkpoints(self._folder.path)
         return leave(exit_status.DONE, f"{self.label} {line}")
+
+
+def _in_brackets(remark: str) -> str:
+    return f" ({remark})" if remark else ""
 
 
 def _check_finite(job: "Job[Any]", error: Exception) -> None:

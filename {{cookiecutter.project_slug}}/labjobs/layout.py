@@ -33,11 +33,11 @@ DRAWN = "drawn.json"  # by `search` of run.sh
 # In the folder of runs, shared by its jobs
 DATA_LISTS = ".data"
 SPLITS = ".splits"
-CODES = ".code"
+CODES = ".code"  # whole copies, and the definitions that jobs depend on
 INSTALLED = ".installed"
 
 # In the project's folder
-ACCEPTED = "accepted.json"
+ACCEPTED = "accepted.jsonl"
 SWEEPS = ".sweeps"
 CACHE = ".cache"
 EXPORTED = "exported"

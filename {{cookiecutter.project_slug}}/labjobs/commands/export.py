@@ -80,12 +80,11 @@ def export(found: Job, out: Path | None, as_json: bool) -> int:
 
 
 def _export(job: str, runs_root: Path, out: Path) -> None:
-    attempt, change = state.attempt_to_load(job, runs_root)
+    attempt, evidence = state.attempt_to_load(job, runs_root)
     loaded, example = _loaded(job, runs_root)
     status = attempts.status_of(attempt) or "not finished"
-    remark = change and f"job {job} is from other code or data ({change})"
-    if remark:
-        leave(exit_status.FAILED, f"jobs.py: {remark}")
+    if remark := evidence.remark:
+        leave(exit_status.FAILED, f"jobs.py: job {job}: {remark}")
     if status != "finished":
         line = f"jobs.py: job {job} has not finished; these are its best weights so far"
         leave(exit_status.FAILED, line)

@@ -202,7 +202,7 @@ class Trials:
         Interrupted after a signal has stopped it.
         """
         outcome, said = job.outcome(), ""
-        over = self._again or bool(job.change) or self._was_other(job)
+        over = self._again or bool(job.evidence.change) or self._was_other(job)
         if over or not (outcome.get("status") in MEASURED or _lacked_memory(outcome)):
             said = self._run(job, ["--force"] if over else [])
             job = _changed(job)

@@ -26,6 +26,7 @@ from labjobs.cli.flags import as_plain, as_text
 from labjobs.errors import JobError, SettingsError, cause, did_you_mean
 from labjobs.files import PROJECT, read_record, shown
 from labjobs.job import attempts, code_evidence, identity, journal
+from labjobs.job.attempts import Evidence
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import as_command, restore
 from labjobs.job.runtime import Runtime
@@ -44,8 +45,8 @@ RESULTS = ("test_", "best_")
 
 Attempt = dict[str, Any]
 """An attempt at a job, as `show --json` prints it. Unknown values are empty; `ended`, when it last
-logged something, is in seconds since 1970, and `change` says how the code or the data has changed
-since. `job` is the job with today's settings, if there can be one."""
+logged something, is in seconds since 1970; `change` and `unchecked` are as in Evidence. `job` is
+the job with today's settings, if there can be one."""
 
 
 def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
@@ -65,7 +66,7 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
     running = locks.held(path / layout.LOCK)
     return {
         "state": "running" if running else outcome.get("status", "interrupted"),
-        "change": job.change_since(path) if job else "",
+        **_evidence(job.compare(path) if job else Evidence()),
         "ended": last_logged(path),
         "code": code_evidence.digest(path),
         "said": str(outcome.get("said", "")),
@@ -83,7 +84,7 @@ def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
     """Return an attempt that is only in the store."""
     return dict.fromkeys(("said", "data_root", "problem"), "") | {
         "state": stored["state"],
-        "change": "" if job and stored_jobs.fits(job, stored) else "in another folder",
+        **_evidence(stored_jobs.evidence(job, stored) if job else Evidence("in another folder")),
         "ended": stored["ended"] / 1000,
         "code": stored["tags"].get("code", ""),
         "tags": stored["tags"],
@@ -92,6 +93,10 @@ def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
         "folder": None,
         "run_id": stored["run_id"],
     }
+
+
+def _evidence(found: Evidence) -> dict[str, str]:
+    return {"change": found.change, "unchecked": found.unchecked}
 
 
 def results(stored: StoredJob) -> dict[str, float]:
@@ -222,7 +227,7 @@ class Project:
         """Return a job's finished attempt in the store whose results count: the last one with the
         present code and data, or else the last one; None if it has none."""
         found = [each for each in job.stored if not each["diverged"]]
-        fits = [each for each in found if job.folder and stored_jobs.fits(job.folder, each)]
+        fits = [s for s in found if job.folder and not stored_jobs.evidence(job.folder, s).change]
         return next(reversed(fits or found), None)
 
     def _named(self, prefix: str) -> dict[str, Job]:
@@ -269,7 +274,9 @@ class Project:
 
     def _runtime(self, job: Job) -> Runtime:
         """Those flags of the job's last run on which its state depends."""
-        outcome = journal.record_of(job.attempts[-1], layout.OUTCOME) if job.attempts else {}
+        stored = (stored_jobs.folder_of(s["tags"].get("job_folder", "")) for s in job.stored)
+        last = [*stored, *job.attempts][-1:]
+        outcome = journal.record_of(last[0], layout.OUTCOME) if last else {}
         pause = outcome.get("pause_after") if outcome.get("status") == "paused" else None
         return Runtime(
             data_root=PROJECT / outcome.get("data_root", Runtime.data_root),
@@ -431,8 +438,8 @@ def _print_settings(job: Job) -> None:
 def _print_attempt(attempt: Attempt) -> None:
     folder, tags = attempt["folder"], attempt["tags"]
     name = Path(folder).name if folder else attempts.name(attempt["code"])
-    other_code = f"with other code or data ({attempt['change']})"
-    fits = other_code if attempt["change"] else "with the present code and data"
+    found = Evidence(attempt["change"], unchecked=attempt["unchecked"])
+    fits = found.remark or "with the present code and data"
     print(f"\nattempt {name or 'without code'}: {attempt['state']}, {fits}")
     commit = tags.get("commit", "")
     if commit not in ("", "none") and tags.get("dirty") == "true":

@@ -81,10 +81,10 @@ class Recorded:
             raise JobError("its length is in minutes, so its number of steps varies")
         if (count := self.tag("processes")) not in ("", "1"):
             raise JobError(f"it ran in {count} processes, and repeat starts only one")
-        places = data_evidence.last_places(self.path)
-        if change := data_evidence.difference(self.path, places):
+        change, why = data_evidence.compare(self.path, data_evidence.last_places(self.path))
+        if change:
             raise JobError(f"its data has changed ({change})")
-        if why := data_evidence.unchecked(self.path, places):
+        if why:
             raise JobError(f"its data cannot be checked: {why}")
 
     def flags(self, job: JobFolder[Any] | None = None) -> list[str]:
@@ -95,7 +95,8 @@ class Recorded:
         words = {**(identity(job.settings) if job else self.about["settings"])}
         words |= {name: value for name, value in recorded.items() if name in runtime.MATTER}
         words["threads"] = self.tag("threads") or "auto"
-        words["log_every"] = self.lines[0]["start"]["log_every"]
+        if (every := self.lines[0]["start"]["log_every"]) != "auto":  # jobs without steps lack it
+            words["log_every"] = every
         words["data_root"] = (job.places if job else data_evidence.last_places(self.path)).data_root
         if self.tag("device") == "cpu":
             words["device"] = "cpu"

@@ -2,10 +2,13 @@
 code reaches a definition; `accept`: changes that change no results.
 """
 
+import ast
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +41,9 @@ class Change:
     what: str
     """changed, new or gone, if it is a definition."""
 
+    stale: bool = True
+    """Whether it makes jobs stale; otherwise, it is why that cannot be told."""
+
     jobs: list[str] = field(default_factory=list)
     diffs: list[str] = field(default_factory=list)
     """One diff for each version of the definition with which one of these jobs ran."""
@@ -49,13 +55,14 @@ def print_stale(project: Project, diff: bool, as_json: bool) -> int:
     found = _all_changes(project, jobs)
     if as_json:
         rows = [
-            {"definition": each.name or None, "change": each.what, "jobs": each.jobs}
+            {"definition": each.name or None, "change": each.what, "stale": each.stale}
+            | {"jobs": each.jobs}
             | ({"diffs": each.diffs} if diff else {})
             for each in found
         ]
         print(json.dumps(rows, indent=2))
         return exit_status.DONE
-    if not found:
+    if not any(each.stale for each in found):
         print(f"none of {len(jobs)} jobs is stale" if jobs else "there are no jobs yet")
     for each in found:
         of = f"{len(each.jobs)} of {counted(len(jobs), 'job')}"
@@ -71,6 +78,9 @@ def _all_changes(project: Project, jobs: list[Job]) -> list[Change]:
     known: dict[tuple[str, ...], list[Change]] = {}
     for job in sorted(jobs, key=lambda job: job.id):
         state = job.state(project.view)
+        if state.word in ("finished", "unsent") and state.about:
+            change = found.setdefault(state.about, Change("", state.about, stale=False))
+            change.jobs.append(job.id)
         if state.word != "stale":
             continue
         # Thousands of jobs have the same code, then and now, and so the same changes.
@@ -95,9 +105,8 @@ def _changes(job: Job, about: str) -> Iterator[Change]:
         return
     kept = code_evidence.parts(attempt)
     now = code_evidence.present_as_in(attempt, job.folder.code)
-    labels = {part["label"]: part for part in kept.values()}
     for part in names:
-        before = kept.get(part) or labels.get(now.labels.get(part, part))
+        before = kept.get(part)
         what = "new" if before is None else "changed" if part in now.parts else "gone"
         name, diffs = code_evidence.in_python(part), []
         if not part.startswith("file:"):  # files are not stored
@@ -187,7 +196,7 @@ def accept(project: Project, because: str, verify: bool) -> int:
 def _own_changes(job: JobFolder[Any] | None) -> dict[str, list[str]] | None:
     """The changes in a job's code without those of its inputs; None if they are not known, or if
     the job is stale by its data."""
-    if not (job and job.latest) or data_evidence.difference(job.latest, job.places):
+    if not (job and job.latest) or data_evidence.compare(job.latest, job.places)[0]:
         return None
     found = code_evidence.changes(job.latest, job.code)
     return {n: found[n] for n in sorted(found) if not _is_input(n)} if found else None
@@ -258,19 +267,44 @@ def _proofs(jobs: Sequence[JobFolder[Any]], verify: bool) -> dict[Codes, dict[st
 
 def _settings_read(job: JobFolder[Any]) -> dict[str, Any]:
     """The settings that the changed definitions of a job may read, as they were or are now: those
-    that their text names; all, if it is not known or may read any."""
+    that they name, what they call names, or that are passed to them; all, if it is not known or may
+    be any."""
     assert job.latest
     kept = code_evidence.parts(job.latest)
     now = code_evidence.present_as_in(job.latest, job.code)
-    settings = identity(job.settings)
-    words = set[str]()
-    for part in code_evidence.changes(job.latest, job.code):
-        texts = [kept[part].get("source")] if part in kept else []
-        texts += [now.source(part)] if part in now.parts and not part.startswith("file:") else []
-        if not texts or None in texts:
+    settings, waiting = identity(job.settings), [*code_evidence.changes(job.latest, job.code)]
+    texts = {part: known.get("source", "") for part, known in kept.items()}
+    for part in now.parts:
+        if not part.startswith("file:"):  # its text is not kept
+            texts[part] = f"{texts.get(part, '')}\n{now.source(part)}"
+    changed, words = {*map(_name, waiting)}, set[str]()
+    while waiting:
+        if not (text := texts.pop(waiting.pop(), " ")):
             return settings
-        words.update(word for text in texts for word in re.findall(r"\w+", text or ""))
+        new = {*re.findall(r"\w+", text)} - words
+        words |= new
+        waiting += [part for part in texts if _name(part) in new]
+    words.update(*(_passed(text, changed) for text in texts.values()))
     return settings if words & INDIRECT else {k: v for k, v in settings.items() if k in words}
+
+
+def _name(part: str) -> str:
+    """The word by which code names a part; empty for the settings, which all code names."""
+    module, _, name = part.partition(":")
+    return "" if module == "settings" else name.partition("[")[0]
+
+
+def _passed(text: str, names: Set[str]) -> set[str]:
+    """The words in statements that call one of some definitions, and in those above, where what
+    they pass is assigned."""
+    found = set[str]()
+    with suppress(SyntaxError):  # an entry of a dict
+        text = ast.unparse(ast.parse(textwrap.dedent(text)))  # a line for each statement
+    for line in reversed(text.splitlines()):
+        target = re.match(r"\s*(\w+)\W[^(]*=", line)
+        if any(f"{name}(" in line for name in names) or (target and target[1] in found):
+            found.update(re.findall(r"\w+", line))
+    return found
 
 
 def _verified(job: JobFolder[Any], alike: int) -> str:

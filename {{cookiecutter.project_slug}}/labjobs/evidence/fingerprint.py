@@ -75,11 +75,6 @@ class Fingerprint:
         """Return the source text of a part; KeyError if the job has no such part."""
         return self._reached[part].source()
 
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """The name of each part in the records of jobs, which is its own."""
-        return {part: part for part in self.parts}
-
     def widened(self, also: Iterable[str]) -> "Fingerprint":
         """Return the fingerprint of the same job with more definitions, such as "models:block", and
         what these depend on; definitions that no longer exist are left out."""

@@ -8,12 +8,13 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from labjobs import layout, locks
 from labjobs.errors import JobError, SettingsError
 from labjobs.evidence.fingerprint import Fingerprint
 from labjobs.job import code_evidence, data_evidence, identity
+from labjobs.job.data_evidence import Places
 from labjobs.job.journal import record_of
 from labjobs.job.runtime import Runtime
 
@@ -163,7 +164,7 @@ def _problem(job: str, runs_root: Path) -> str:
     found = all_of(runs_root / job)
     if not found:
         return "has not begun"
-    if change := change_since(job, found[-1], runs_root):
+    if change := evidence_of(job, found[-1], runs_root).change:
         return f"is stale ({change})"
     running = locks.held(found[-1] / layout.LOCK)
     return f"has not finished ({'running' if running else status_of(found[-1]) or 'interrupted'})"
@@ -187,14 +188,57 @@ def inputs_of(settings: Any, runs_root: Path) -> list[Path]:
 def finished_at(job: str, runs_root: Path) -> Path | None:
     """Return the folder of the last finished attempt at a job with the present code and data."""
     finished = (path for path in all_of(runs_root / job)[::-1] if status_of(path) == "finished")
-    return next((path for path in finished if not change_since(job, path, runs_root)), None)
+    return next((p for p in finished if not evidence_of(job, p, runs_root).change), None)
 
 
-def change_since(job: str, attempt: Path, runs_root: Path) -> str:
-    """Return how the code or the data has changed since an attempt at a job; empty if not."""
-    known = settings_of(job, runs_root)
-    code = known and code_evidence.difference(attempt, present_code(*known, runs_root))
-    return code or data_evidence.difference(attempt, data_evidence.last_places(attempt))
+class Evidence(NamedTuple):
+    """Whether results are those of the present code and data: how these have changed since, in a
+    few words; or else why that cannot be told: then the results count, and whatever uses them says
+    so. All are empty if they are."""
+
+    code: str = ""
+    data: str = ""
+    unchecked: str = ""
+
+    @property
+    def change(self) -> str:
+        """How the code, or else the data, has changed."""
+        return self.code or self.data
+
+    @property
+    def changed(self) -> str:
+        """Which of them has changed: `code` or `data`."""
+        return "code" if self.code or not self.data else "data"
+
+    @property
+    def remark(self) -> str:
+        """What is said of results that are used, or shown, nevertheless."""
+        return f"from other code or data ({self.change})" if self.change else self.unchecked
+
+
+def compare(
+    attempt: Path, code: Fingerprint, places: Places, tags: Mapping[str, str] | None = None
+) -> Evidence:
+    """Compare an attempt with the present code and data. This alone answers whether results count.
+    With the tags of its run in the store, its records need not be on this disk."""
+    if tags is None:
+        change = code_evidence.difference(attempt, code)
+    else:
+        change = "" if code_evidence.fits(tags.get("code", ""), code) else "in another folder"
+    if change:
+        return Evidence(code=change)
+    read = None if tags is None else tags.get("data", "")
+    data, why = data_evidence.compare(attempt, places, read)
+    unchecked = f"not all data was checked: {why}" if why and not data else ""
+    return Evidence(data=data, unchecked=unchecked)
+
+
+def evidence_of(job: str, attempt: Path, runs_root: Path) -> Evidence:
+    """Compare an attempt at a job with the present code and data."""
+    if not (known := settings_of(job, runs_root)):
+        return Evidence(unchecked=f"neither code nor data was checked: no {layout.SETTINGS}")
+    places = data_evidence.last_places(attempt)
+    return compare(attempt, present_code(*known, runs_root), places)
 
 
 def settings_of(job: str, runs_root: Path) -> Known | None:

@@ -1,13 +1,13 @@
 """The code that produced a job's results, as recorded in its folder, and the present code.
 
-`code.json` holds the fingerprint of the code that began the job: each definition that its results
-depend on, with its hash and its source (labjobs.evidence). It distinguishes a change of the code
-from code that was only moved, reformatted or commented.
+`code.json` holds the digest of the code that began the job, and `.code/<digest>.json` in the folder
+of runs, which jobs with the same code share, each definition that its results depend on, with its
+hash and its source (labjobs.evidence). They distinguish a change of the code from code that was
+only moved, reformatted or commented.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -17,9 +17,9 @@ from typing import Any
 from labjobs import layout
 from labjobs.errors import SettingsError, few
 from labjobs.evidence.fingerprint import Fingerprint, Project
-from labjobs.files import CODE, opened, write_json, write_record
+from labjobs.files import CODE, read_record, record, write_record, write_shared, write_text
 from labjobs.job.identity import identity
-from labjobs.job.journal import record_of
+from labjobs.job.journal import record_of, tag_of
 from labjobs.privacy import scrub
 
 MIXED = "mixed"
@@ -32,8 +32,9 @@ NAMED = 3
 """The largest number of changed definitions that a message names."""
 
 # Changes of the code that somebody has accepted because they do not change results are in
-# `accepted.json` in the project's folder, to be committed with the change. Only the digests of the
-# whole code decide: a refactor that moves work from one function to another is right as a whole.
+# `accepted.jsonl` in the project's folder, to be committed with the change, a line each, so that
+# git can merge those of two branches. Only the digests of the whole code decide: a refactor that
+# moves work from one function to another is right as a whole.
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,15 @@ class Accepted:
     by: str
     on: str
     replayed: Mapping[str, str]
+    schema: int = 3
 
 
 @cache
 def accepted(folder: Path = CODE) -> Sequence[Accepted]:
     """Return what is accepted; SettingsError if its file cannot be read."""
     try:
-        content = json.loads((folder / layout.ACCEPTED).read_bytes())
-        return [Accepted(**each) for each in content["accepted"]]
+        lines = {*(folder / layout.ACCEPTED).read_text("utf-8").splitlines()}
+        return sorted((Accepted(**json.loads(line)) for line in lines), key=_codes)
     except FileNotFoundError:
         return []
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -67,10 +69,14 @@ def accepted(folder: Path = CODE) -> Sequence[Accepted]:
 
 def accept(further: Iterable[Accepted], folder: Path = CODE) -> None:
     """Write down further changes as accepted."""
-    every = sorted([*accepted(folder), *further], key=lambda each: (each.old, each.new))
-    content = {"schema": 2, "accepted": [asdict(each) for each in every]}
-    write_json(folder / layout.ACCEPTED, content)
+    every = sorted([*accepted(folder), *further], key=_codes)
+    lines = (f"{json.dumps(asdict(each))}\n" for each in every)
+    write_text(folder / layout.ACCEPTED, "".join(lines))
     accepted.cache_clear()
+
+
+def _codes(change: Accepted) -> tuple[str, str]:
+    return change.old, change.new
 
 
 def same(digest: str, folder: Path = CODE) -> set[str]:
@@ -128,51 +134,61 @@ def widen(folder: Path, code: Fingerprint, script: str, ran: Iterable[CodeType])
 
 def keep(folder: Path, code: Fingerprint) -> None:
     """Record a job's code, without secrets; for other files, only their hashes."""
-    parts = {}
-    for name, found in code.parts.items():
-        parts[name] = {"hash": found, "label": code.labels[name]}
-        if not name.startswith("file:"):
-            parts[name]["source"] = scrub(code.source(name), code=True)
-    write_record(folder / layout.CODE, {"schema": 1, "digest": code.digest, "parts": parts})
+    if not _parts(path := definitions(folder, code.digest)):
+        parts = {name: {"hash": found} for name, found in code.parts.items()}
+        for name in parts:
+            if not name.startswith("file:"):
+                parts[name]["source"] = scrub(code.source(name), code=True)
+        content = record({"schema": 1, "digest": code.digest, "parts": parts})
+        write_shared(path, lambda file: file.write(content))
+        _parts.cache_clear()
+    _keep_digest(folder, code.digest)
 
 
 def keep_mixed(folder: Path) -> None:
     """Record that a job was continued with changed code, so that it fits no version of the code."""
-    write_record(folder / layout.CODE, {"schema": 1, "digest": MIXED})
+    _keep_digest(folder, MIXED)
+
+
+def _keep_digest(folder: Path, digest: str) -> None:
+    content = {"schema": 2, "id": folder.parent.name, "digest": digest}
+    write_record(folder / layout.CODE, content)
+
+
+def definitions(folder: Path, known: str = "") -> Path:
+    """Return the file with the definitions that a job's code, with its digest, consists of."""
+    name, *_ = (known or digest(folder) or MIXED).split(" ")  # without what it was widened by
+    return folder.parent.parent / layout.CODES / f"{name}.json"
 
 
 def digest(folder: Path) -> str:
     """Return the digest of a job's code; empty if it is not recorded. If code.json is damaged,
-    settings.json has the digest too.
+    settings.json and the journal have the digest too.
     """
-    kept = _kept(folder).get("digest") or record_of(folder, layout.SETTINGS).get("code", "")
-    return str(kept)
+    kept = record_of(folder, layout.CODE).get("digest")
+    kept = kept or record_of(folder, layout.SETTINGS).get("code")
+    return str(kept or tag_of(folder, "code"))
 
 
 def recorded(folder: Path) -> bool:
-    """Return whether code.json exists and is undamaged."""
-    return bool(_kept(folder))
+    """Return whether code.json and the definitions exist and are undamaged."""
+    kept = record_of(folder, layout.CODE).get("digest")
+    return bool(kept == MIXED or (kept and parts(folder)))
 
 
 def parts(folder: Path) -> dict[str, dict[str, str]]:
-    """Return the parts of the code that a job is from, by name: `hash`, `label` and, but for other
-    files, `source`. Empty if they are not recorded."""
-    return dict(_kept(folder).get("parts", {}))
+    """Return the parts of the code that a job is from, by name: `hash` and, but for other files,
+    `source`. Empty if they are not recorded."""
+    return _parts(definitions(folder))
 
 
 def changes(folder: Path, code: Fingerprint) -> dict[str, list[str]]:
     """Return the parts of the code that have changed since a job, by name, each with its hashes
     then and now, empty where there is none. Empty if the job's code was not recorded."""
-    kept, code = parts(folder), present_as_in(folder, code)
-    # Code may have been moved to another module: labels tell what is the same.
-    then = {part["label"]: (name, part["hash"]) for name, part in kept.items()}
-    now = {label: (name, code.parts[name]) for name, label in code.labels.items()}
-    found, none = {}, ("", "")
-    for label in {**then, **now} if kept else ():
-        (was_called, before), (name, after) = then.get(label, none), now.get(label, none)
-        if before != after:
-            found[name or was_called] = [before, after]
-    return found
+    then = {name: part["hash"] for name, part in parts(folder).items()}
+    now = present_as_in(folder, code).parts
+    both = {name: [then.get(name, ""), now.get(name, "")] for name in {**then, **now} if then}
+    return {name: [before, after] for name, (before, after) in both.items() if before != after}
 
 
 def changed(folder: Path, code: Fingerprint) -> list[str]:
@@ -195,15 +211,11 @@ def difference(folder: Path, code: Fingerprint) -> str:
     return f"{few(map(in_python, names), NAMED)} changed" if names else "its code was not recorded"
 
 
-def _kept(folder: Path) -> dict[str, Any]:
-    with suppress(OSError):
-        return _opened((folder / layout.CODE).read_bytes())
-    return {}
-
-
 @lru_cache(maxsize=64)  # thousands of jobs have the same code
-def _opened(data: bytes) -> dict[str, Any]:
-    return opened(data)
+def _parts(path: Path) -> dict[str, dict[str, str]]:
+    kept = read_record(path)
+    own = str(kept.get("digest")).partition(" ")[0] == path.stem
+    return dict(kept["parts"]) if own else {}
 
 
 def in_python(part: str) -> str:

@@ -22,9 +22,9 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cache, cached_property, partial, wraps
 from pathlib import Path
@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 from labjobs import layout
 from labjobs.errors import SettingsError, few
 from labjobs.files import CODE, PROJECT, opened, sealed, shown, write_shared
-from labjobs.job.journal import SEAL, record_of
+from labjobs.job.journal import SEAL, record_of, tag_of
 
 MIXED, CHANGED = "mixed", "changed"
 """Take the place of a digest if a job was continued with changed data, or if others have changed
@@ -41,9 +41,9 @@ its data while it ran."""
 
 UNFIT = {MIXED: "it was continued with changed data", CHANGED: "its data changed while it ran"}
 
-ABSENT, MADE, WRITTEN = "absent", "made", "written"
+ABSENT, MADE, WRITTEN, UNSEEN = "absent", "made", "written", "unseen"
 """Take the place of a file's hash: it was looked for and not there; the job has made it, or has
-written a file that was there."""
+written a file that was there; or the name says why not all that was read is known."""
 
 NAMED = 2
 """The largest number of changed files that a message names."""
@@ -109,17 +109,23 @@ class Places:
         no_data = above or folder.startswith(self._not_data)
         return "" if no_data else self.name(path.rstrip("/"))
 
-    def path(self, name: str) -> Path:
+    def path(self, name: str) -> str:
         """Return the path at which a file or folder with this name is, or would be."""
         word, _, below = name.partition("/")
-        if word == DATA:
-            return self.data_root / below
+        if word == DATA:  # one of millions: pathlib is slow
+            return f"{self.data_root}/{below}"
         frozen = CODE / below
-        return frozen if frozen.exists() else PROJECT / below
+        return str(frozen if frozen.exists() else PROJECT / below)
 
-    def at_hand(self, name: str) -> bool:
-        """Return whether the folder that should contain the file exists."""
-        return not name.startswith(f"{DATA}/") or self.data_root.is_dir()
+    @cached_property
+    def missing(self) -> str:
+        """Why data cannot be compared, in a few words; empty if it can. A folder where nothing is
+        mounted is empty."""
+        with suppress(OSError):
+            if any(not name.startswith(".") for name in os.listdir(self.data_root)):
+                return ""
+            return f"there is nothing in {self.data_root}"
+        return f"there is no folder {self.data_root}"
 
 
 def _spellings(root: Path) -> tuple[str, str]:
@@ -174,21 +180,21 @@ Entries = Mapping[str, Entry]
 """Entries by their names."""
 
 
-def look(path: Path, name: str, known: Entry | None = None) -> Entry | None:
+def look(path: str, name: str, known: Entry | None = None) -> Entry | None:
     """Return the entry of a file, or of a folder if the name ends with a slash; None if it is
     neither, or cannot be read.
 
     If size and stamp are the same as in the known entry, the file is not read again.
     """
     try:
-        about = path.stat()
+        about = os.stat(path)
         if known and known.stamp and known[1:3] == (about.st_size, _stamp(about)):
             return known
         if name.endswith("/"):
             return Entry(name, about.st_size, _stamp(about), of_names(path, name))
         if not stat.S_ISREG(about.st_mode):
             return None
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             about = os.fstat(file.fileno())
             found = hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
             return Entry(name, about.st_size, _stamp(about), found)
@@ -208,7 +214,7 @@ def _stamp(about: os.stat_result) -> str:
     return f"{about.st_dev} {about.st_ino} {about.st_mtime_ns} {changed}"
 
 
-def of_names(folder: Path, name: str, without: Collection[str] = ()) -> str:
+def of_names(folder: str, name: str, without: Collection[str] = ()) -> str:
     """Return the hash of the names in a folder, but for hidden and exempt ones, and some others."""
     names = (each for each in os.listdir(folder) if not each.startswith("."))
     counted = (n for n in names if f"{name}{n}" not in without and not is_exempt(f"{name}{n}"))
@@ -235,11 +241,6 @@ def _lines(file: Path) -> Iterator[Entry]:
     with suppress(OSError), file.open("rb") as lines:
         for each in filter(None, (opened(line, SEAL) for line in lines)):
             yield Entry(each["name"], each["size"], each.get("stamp", ""), each["hash"])
-
-
-def read(file: Path) -> dict[str, Entry]:
-    """Return the entries of a file by name, without damaged lines."""
-    return {each.name: each for each in _lines(file)}
 
 
 def damaged(file: Path) -> bool:
@@ -314,7 +315,7 @@ class Reads:
         name = self._places.name(path)
         if path in self._made and (not name.startswith(f"{DATA}/") or name in self._recorded):
             return  # a cache in the project, or results; downloaded files are still data
-        entry = look(Path(path), name, self._known.get(name)) if name else None
+        entry = look(path, name, self._known.get(name)) if name else None
         if entry and entry.hash == ABSENT:
             self._seen.discard(path)  # it may be there later
             self._note_absent(path)
@@ -346,7 +347,10 @@ class Reads:
         for path, use in _held_by(str(os.getpid())):
             if path not in self._made and self._places.name(path) not in before:
                 self.note(path, use)
-        return sorted(map(_printable, self._recorded - before))
+        if found := sorted(self._recorded - before):
+            why = f"{found[0]} was read without Python, as other files may have been"
+            self._record(Entry(why, 0, "", UNSEEN))
+        return [*map(_printable, found)]
 
 
 def _held_by(pid: str) -> Iterator[Use]:
@@ -379,7 +383,7 @@ def begin(attempt: Path, places: Places, inputs: Iterable[Path]) -> None:
     the attempts of its inputs have read count, too."""
     known: dict[str, Entry] = {}
     for path in (places.runs_root / layout.DATA_LISTS).glob("*.jsonl"):
-        known |= read(path)
+        known |= _listed(path.stem, places)
     notes = Reads(attempt / layout.DATA, places, known)
     for entry in (entry for each in inputs for entry in read_by(each).values()):
         os.write(notes.file, encoded(entry))
@@ -545,7 +549,10 @@ def _since(attempt: Path, places: Places, before: str) -> tuple[Entries, set[str
     """What an attempt has read, as it is to be kept; the names of those that others have changed
     since, and of those that it has changed itself."""
     entries, written = _noted_in(attempt)
-    noted = {**_listed(before, places), **entries}
+    if before and not (known := _listed(before, places)):
+        lost = "what it had read before it was continued is not known"
+        known = {lost: Entry(lost, 0, "", UNSEEN)}
+    noted = {**known, **entries} if before else entries
     changed, now = _compared(noted, places)
     made = {name for name, how in written.items() if how == MADE}
 
@@ -563,9 +570,11 @@ def _since(attempt: Path, places: Places, before: str) -> tuple[Entries, set[str
 
 def digest(attempt: Path) -> str:
     """Return the digest of the data that an attempt had read when it last ended; empty if it had
-    read nothing."""
-    ended = record_of(attempt, layout.OUTCOME) or record_of(attempt, layout.SETTINGS)
-    return str(ended.get("data", ""))
+    read nothing. If it was killed, or outcome.json is lost, the journal has it."""
+    if ended := record_of(attempt, layout.OUTCOME):
+        return str(ended.get("data", ""))
+    begun = str(record_of(attempt, layout.SETTINGS).get("data", ""))
+    return begun if begun in UNFIT else tag_of(attempt, "data") or begun
 
 
 def last_places(attempt: Path) -> Places:
@@ -594,40 +603,30 @@ class Summary(NamedTuple):
 def summary(attempt: Path) -> Summary | None:
     """Return the files that an attempt had read when it last ended; None if there are none, or if
     they are not known."""
-    found = {n: entry for n, entry in read_by(attempt).items() if entry.hash != ABSENT}
+    found = {n: e for n, e in read_by(attempt).items() if e.hash not in (ABSENT, UNSEEN)}
     if not found:
         return None
     name = os.path.commonpath(found)
     sizes = [entry.size for entry in found.values() if not entry.name.endswith("/")]
-    path = last_places(attempt).path(name)
+    path = Path(last_places(attempt).path(name))
     return Summary(_printable(name), path, digest(attempt), len(sizes), sum(sizes))
 
 
-def difference(attempt: Path, places: Places) -> str:
-    """Return which of the files that an attempt has read are different now, in a few words:
-    `data/train/cat changed`. Empty if none is different, or if they cannot be checked."""
-    known = digest(attempt)
+def compare(attempt: Path, places: Places, known: str | None = None) -> tuple[str, str]:
+    """Return which of the files that an attempt has read are different now, such as `data/train/cat
+    changed`, and why this cannot be told of all of them, in a few words; empty if there are none.
+    `known` is the digest of what it has read, if its records are not on this disk.
+    """
+    ended = known is not None or not any(attempt.glob(layout.DATA_FILES))
+    known = digest(attempt) if known is None else known
     if known in UNFIT:
-        return UNFIT[known]
-    ended = not any(attempt.glob(layout.DATA_FILES))
-    changed = _changed(known, places) if ended else _since(attempt, places, known)[1]
-    return f"{_in_words(changed)} changed" if changed else ""
-
-
-def fits(digest: str, places: Places) -> bool:
-    """Return whether the data is the same as the data with a digest; if this cannot be checked, it
-    counts as the same."""
-    return digest not in UNFIT and not _changed(digest, places)
-
-
-def unchecked(attempt: Path, places: Places) -> str:
-    """Return why the data of an attempt cannot be checked; empty if it can."""
-    known = digest(attempt)
-    if not known or known in UNFIT:
-        return ""
-    if not (listed := _listed(known, places)):
-        return f"{shown(_list(known, places))} is missing or damaged"
-    return "" if all(map(places.at_hand, listed)) else f"there is no folder {places.data_root}"
+        return UNFIT[known], ""
+    if known and not _list(known, places).exists():  # the attempt may be in other runs
+        places = replace(places, runs_root=attempt.parent.parent)
+    changed, why = _compare(known, places)
+    if not ended:
+        changed = _since(attempt, places, known)[1]
+    return f"{_in_words(changed)} changed" if changed else "", why
 
 
 def conflict(attempts: Iterable[Path]) -> bool:
@@ -656,29 +655,42 @@ def _write(path: Path, found: Iterable[Entry]) -> None:
 
 @cache  # thousands of jobs have the same list
 def _listed(digest: str, places: Places) -> Entries:
-    """The entries of a list by name; none if it is missing or damaged."""
-    found = read(_list(digest, places))
-    return found if content_digest(found.values()) == digest else {}
+    """The entries of a list by name; none if it is missing or damaged. Read at once, since there
+    may be millions; the digest says whether it is whole."""
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        lines = _list(digest, places).read_bytes().rstrip(b"\n").replace(b"\n", b",")
+        entries = (Entry(*map(line.get, Entry._fields)) for line in json.loads(b"[%s]" % lines))
+        found = {entry.name: entry for entry in entries}
+        return found if content_digest(found.values()) == digest else {}
+    return {}
 
 
-@cache
-def _changed(digest: str, places: Places) -> frozenset[str]:
-    """The names in a list whose content has changed. If only times have changed, as in a copy, the
-    new times are recorded, so that the files need not be read the next time.
+@cache  # thousands of jobs have read the same
+def _compare(digest: str, places: Places) -> tuple[Set[str], str]:
+    """The names in a list whose content has changed, and why this cannot be told of all. If only
+    times have changed, as in a copy, the new times are recorded, so that the files need not be read
+    the next time.
     """
     listed = _listed(digest, places)
+    if digest and not listed:
+        return frozenset(), f"{shown(_list(digest, places))} is missing or damaged"
     changed, updated = _compared(listed, places)
     if not changed and updated != listed:
         with suppress(OSError):  # we may not write it
             _write(_list(digest, places), updated.values())
-    return frozenset(changed)
+    there = (name for name, entry in listed.items() if entry.hash != ABSENT)
+    why = places.missing if any(name.startswith(f"{DATA}/") for name in there) else ""
+    return changed, why or next((n for n, entry in listed.items() if entry.hash == UNSEEN), "")
 
 
 def _compared(before: Entries, places: Places) -> tuple[set[str], Entries]:
     """The names of files whose content has changed, and the entries of all files as they are now;
     what is not at hand is as before."""
     with aside():
-        names = (n for n in before if places.at_hand(n) and not is_exempt(n))
-        now = {name: look(places.path(name), name, before[name]) for name in names}
-    changed = {name for name, entry in now.items() if not entry or entry.hash != before[name].hash}
-    return changed, {**before, **{name: entry for name, entry in now.items() if entry}}
+        seen = (name for name, entry in before.items() if entry.hash != UNSEEN)
+        here = (n for n in seen if not (places.missing and n.startswith(f"{DATA}/")))
+        counted = (n for n in here if not (exempt() and is_exempt(n)))
+        now = {n: look(places.path(n), n, before[n]) for n in counted}
+    new = {name: entry for name, entry in now.items() if entry != before[name]}
+    changed = {name for name, entry in new.items() if not entry or entry.hash != before[name].hash}
+    return changed, {**before, **{name: entry for name, entry in new.items() if entry}}

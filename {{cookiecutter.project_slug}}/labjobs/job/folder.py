@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache, cached_property
-from itertools import chain, filterfalse
+from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar
 from uuid import uuid4
@@ -23,6 +23,7 @@ from labjobs.evidence import fingerprint
 from labjobs.evidence.fingerprint import Fingerprint
 from labjobs.files import CODE, opened, portable, read_record, record, write_record, write_text
 from labjobs.job import attempts, code_evidence, data_evidence, identity, journal, provenance
+from labjobs.job.attempts import Evidence
 from labjobs.job.data_evidence import Places
 from labjobs.job.identity import DEFAULT
 from labjobs.job.journal import Journal, record_of
@@ -81,10 +82,10 @@ class JobFolder(Generic[S]):
         the same; with --continue-anyway, the folder of the last attempt that was stopped, if there
         is no other."""
         own = self.root / attempts.name(self.code.digest)
-        if attempts.begun(own) and not self.change_since(own):
+        if attempts.begun(own) and not self.compare(own).change:
             return own  # as of most jobs, whose others need not be looked for
         newest_first = attempts.all_of(self.root)[::-1]
-        found: Iterator[Path] = filterfalse(self.change_since, newest_first)
+        found: Iterator[Path] = (path for path in newest_first if not self.compare(path).change)
         if self.runtime.continue_anyway:
             found = chain(found, filter(attempts.can_go_on, newest_first))
         return next(found, None) or attempts.free(own)
@@ -99,31 +100,19 @@ class JobFolder(Generic[S]):
         """The folder of the attempt or, if it has not begun, of the last one."""
         return self.path if self.begun else next(reversed(attempts.all_of(self.root)), None)
 
-    def change_since(self, attempt: Path) -> str:
-        """Return how the code, or else the data, has changed since an attempt, in a few words."""
-        code = code_evidence.difference(attempt, self.code)
-        return code or data_evidence.difference(attempt, self.places)
+    def compare(self, attempt: Path, tags: Mapping[str, str] | None = None) -> Evidence:
+        """Compare an attempt, or its run in the store, with the present code and data."""
+        return attempts.compare(attempt, self.code, self.places, tags)
 
     @property
-    def change(self) -> str:
-        """How the code or the data has changed since the latest attempt began."""
-        return self.change_since(self.latest) if self.latest else ""
-
-    @property
-    def changed(self) -> str:
-        """Which of them has changed: `code` or `data`."""
-        code_has = not self.latest or code_evidence.difference(self.latest, self.code)
-        return "code" if code_has else "data"
-
-    def fits(self, code_digest: str, data_digest: str) -> bool:
-        """Return whether results of the given code and data count as those of the present ones."""
-        data_fits = data_evidence.fits(data_digest, self.places)
-        return data_fits and code_evidence.fits(code_digest, self.code)
+    def evidence(self) -> Evidence:
+        """Whether the latest attempt, if there is one, has the present code and data."""
+        return self.compare(self.latest) if self.latest else Evidence()
 
     @property
     def starts_over(self) -> bool:
         """Whether the code or the data has changed since an attempt that cannot be continued."""
-        if not self.latest or not self.change:
+        if not self.latest or not self.evidence.change:
             return False
         return self.outcome().get("status") != "finished" and not attempts.can_go_on(self.latest)
 
@@ -174,7 +163,7 @@ class JobFolder(Generic[S]):
             raise JobError(f"is running already ({who})")
         self._lock = lock
         self.owner = _owner(lock, self.path)
-        self._since_the_last = self.change, self.changed, self.starts_over
+        self._since_the_last = self.evidence, self.starts_over
 
     def note_reads(self) -> None:
         """From now on, record which files this process reads, besides those already recorded."""
@@ -197,11 +186,12 @@ class JobFolder(Generic[S]):
         """Begin, or continue what an earlier attempt left; with --force, start over. Raises Damaged
         if the journal is not whole; other damaged files are written again, as the log says."""
         self._open_log()
-        change, changed, anew = self._since_the_last
+        evidence, anew = self._since_the_last
         if self.runtime.force or anew:
             attempts.put_aside(self.path)
         if anew:
-            log.info("starting over, since the %s has changed (%s)", changed, change)
+            line = "starting over, since the %s has changed (%s)"
+            log.info(line, evidence.changed, evidence.change)
         self._data = data_evidence.digest(self.path)
         begun = self.begun
         if not begun:
@@ -211,9 +201,11 @@ class JobFolder(Generic[S]):
                 log.info("%s", advice)
         self.journal = Journal(self.path, self.runtime.log_every)
         self._warn_of_damage()
-        if begun and change and changed == "code":
+        if begun and evidence.unchecked:
+            log.warning("continuing: %s", evidence.unchecked)
+        if begun and evidence.code:
             code_evidence.keep_mixed(self.path)
-        elif begun and change:
+        elif begun and evidence.data:
             self._data = data_evidence.MIXED
         elif not code_evidence.recorded(self.path):
             log.warning("%s was damaged; it is written again", layout.CODE)

@@ -174,6 +174,13 @@ def _keep(known: str) -> None:
             write_record(KEPT, {"id": known, "project": str(PROJECT)})
 
 
+def find_again(known: str) -> None:
+    """Keep a lost id, which the project's own store knows, where git takes no file away."""
+    with suppress(OSError):
+        KEPT.parent.mkdir(exist_ok=True)
+    _keep(known)
+
+
 def _kept() -> str:
     """The id if .project-id is missing; empty in a copy of the runs in another project."""
     kept = read_record(KEPT)

@@ -25,6 +25,7 @@ import threading
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
@@ -91,6 +92,18 @@ def lines_of(attempt: Path) -> list[dict[str, Any]]:
         lines = reader.read()
     check(attempt, reader)
     return lines
+
+
+def tag_of(attempt: Path, name: str) -> str:
+    """Return a tag as an attempt's journal last has it; empty if it does not say."""
+    found = ""
+    with suppress(OSError), (attempt / layout.JOURNAL).open("rb") as file:
+        start = start_in(file.readline())
+        if start == record_of(attempt, layout.SETTINGS).get("journal", start):
+            seed = seed_of(start.get("journal", ""))
+            tagged = (decoded(line, seed).get("tags", {}) for line in file if b'"tags"' in line)
+            found = [found, *(tags[name] for tags in tagged if name in tags)][-1]
+    return found
 
 
 class Reader:

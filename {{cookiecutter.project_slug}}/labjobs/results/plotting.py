@@ -255,7 +255,8 @@ def _rows(jobs: "pd.DataFrame", others: "pd.DataFrame") -> list[dict[str, Any]]:
     costs."""
     own = jobs.assign(state=jobs["diverged"].map({True: "diverged", False: "finished"}))
     numbers = [name for name in own if name in own.select_dtypes("number") and name != "ended"]
-    names = ["job_id", "state", *jobs.attrs["settings"], *numbers, "hardware", "commit"]
+    about = ("hardware", "commit", "stale", "unchecked")
+    names = ["job_id", "state", *jobs.attrs["settings"], *numbers, *about]
     every = [*own.to_dict("records"), *others.to_dict("records")]
     found = [{name: row[name] for name in dict.fromkeys(names) if name in row} for row in every]
     return sorted(found, key=lambda row: str(row["job_id"]))
@@ -372,6 +373,8 @@ def _other_code(jobs: "pd.DataFrame", any_code: bool) -> list[str]:
     if len(stale) and not any_code:
         warning = "the code or the data has changed since these jobs finished"
         print(f"plot.py: {warning}", file=sys.stderr)
+    for why, count in Counter(filter(None, jobs["unchecked"])).items():
+        print(f"plot.py: {counted(count, 'job')}: {why}", file=sys.stderr)
     return mixed
 
 
@@ -427,16 +430,16 @@ def _with_task_of(jobs: "pd.DataFrame", others: "pd.DataFrame") -> "pd.DataFrame
 
 
 def _differences(jobs: "pd.DataFrame", mixed: list[str]) -> str:
-    """Say in what the finished jobs of a figure differ besides their settings: code, kinds of
+    """Say in what the finished jobs of a figure differ besides their settings: code, data, kinds of
     devices, and the metric by which their weights were kept. `mixed` are the ids of jobs from
     different code."""
-    return _on_code(jobs, mixed) + _on_devices(jobs) + _on_monitors(jobs)
+    return _on_code(jobs, mixed) + _on_data(jobs) + _on_devices(jobs) + _on_monitors(jobs)
 
 
 def _on_code(jobs: "pd.DataFrame", mixed: list[str]) -> str:
     other = jobs["job_id"].isin(mixed)
     if not other.any():
-        return ""
+        return " The code or the data has changed since." if jobs["stale"].all() else ""
     if len(jobs) == 1:
         return " The job is from different code or data."
     alike = groups.groups(jobs, groups.varied(jobs))
@@ -445,6 +448,12 @@ def _on_code(jobs: "pd.DataFrame", mixed: list[str]) -> str:
     which = f": all of {'; '.join(names)}" if few else ""
     are = "is" if other.sum() == 1 else "are"
     return f" {other.sum()} of the {len(jobs)} jobs {are} from different code or data{which}."
+
+
+def _on_data(jobs: "pd.DataFrame") -> str:
+    count = int((jobs["unchecked"] != "").sum())
+    of = f"{count} of {counted(len(jobs), 'job')}"
+    return f" It is not known whether the data of {of} has changed since." if count else ""
 
 
 def _on_devices(jobs: "pd.DataFrame") -> str:

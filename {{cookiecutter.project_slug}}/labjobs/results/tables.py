@@ -41,8 +41,9 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     metrics and tags, each a column.
 
     With the class of the project's settings (`kind`), a job's row shows its attempt with the
-    present code, if it has one; otherwise, its latest attempt. The column `stale` says whether that
-    attempt's code differs from the present code.
+    present code and data, if it has one; otherwise, its latest attempt. The column `stale` says
+    whether that attempt's code or data differs from the present, `unchecked` why that cannot be
+    told.
 
     The table has the jobs that finished and those that diverged (column `diverged`), which have
     settings but no metrics. Jobs that `jobs.py find` has run are left out. Settings have today's
@@ -56,7 +57,8 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     if kind:
         stored_jobs.name_all(every)
     of_script = [job for job in every if stored_jobs.script_of(job) == script]
-    found, stale = stored_jobs.chosen(of_script, kind)
+    chosen = stored_jobs.chosen(of_script, kind)
+    found = [job for job, _ in chosen]
     if all(job["diverged"] for job in found):
         raise NoResults(_why_none(experiment, script, len(found)))
     import pandas as pd
@@ -68,7 +70,8 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
         own |= {"hardware": tags.get("device", "unknown"), DECLARED: tags.get("metrics", "{}")}
         rows.append(tags | metrics | own)
     table = pd.DataFrame(rows)
-    table["stale"] = table["run_id"].isin(stale)
+    table["stale"] = [bool(evidence.change) for _, evidence in chosen]
+    table["unchecked"] = [evidence.unchecked for _, evidence in chosen]
     settings = _settings(found)
     for name, values in settings.items():
         table[name] = pd.Series(values, dtype=object if None in values else None)
@@ -402,6 +405,8 @@ def _kept(job: Mapping[Any, Any], what: str) -> Iterator[Mapping[str, Any]]:
     try:
         file = stored_jobs.file(job["run_id"], job["job_folder"], layout.PREDICTIONS)
         with np.load(BytesIO(file)) as arrays:
+            if arrays.zip.comment.decode() not in ("", job["job_id"]):
+                raise ValueError(f"{layout.PREDICTIONS} is of another job")
             yield arrays
     except Exception as error:  # damaged files raise all kinds of errors
         why = f"no {what} of the job {job['job_id']} can be read"

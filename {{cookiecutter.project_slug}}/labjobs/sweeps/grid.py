@@ -258,6 +258,9 @@ def summary(entries: Sequence[Entry], stopped: int = 0) -> int:
         leave(exit_status.FAILED, line)
     for found in same_results(entries) if now else ():
         leave(exit_status.DONE, f"run.sh: {found}")
+    before = (entry for entry in entries if entry.state == "finished" and entry.about)
+    for remark, n in Counter(entry.about for entry in before).items():
+        leave(exit_status.FAILED, f"{counted(n, 'finished job')}: {remark}")
     if count["unsent"]:
         line = "run.sh: some results are not uploaded yet; the same command uploads them"
         leave(exit_status.NOT_UPLOADED, line)

@@ -65,8 +65,9 @@ class View:
     def state(self, job: JobFolder[Any]) -> State:
         """Return the state of a job."""
         counts = not job.runtime.force
-        if counts and self.known.has(job, "finished") and not job.redone:
-            return State("finished")
+        found = self.known.evidence(job, "finished")
+        if counts and found and not job.redone:
+            return State("finished", found.unchecked)
         for folder in (job.path, job.latest or job.path):  # it may have only just begun
             if locks.held(folder / layout.LOCK):
                 return State("running", progress(folder))
@@ -92,17 +93,18 @@ class View:
     def _by_folder(self, job: JobFolder[Any]) -> State:
         """The state of a job that no process trains and that the store does not have."""
         if not job.latest:
-            if self.known.has(job, "diverged"):
+            if self.known.evidence(job, "diverged"):
                 return State("diverged", "in another folder")
-            stored = self.known.of(job.id, "finished")
-            return State("stale", "in another folder") if stored else State("pending")
-        outcome, change = job.outcome(), job.change
+            for run in self.known.of(job.id, "finished"):
+                return State("stale", stored_jobs.evidence(job, run).change)
+            return State("pending")
+        outcome, evidence = job.outcome(), job.evidence
         status, said = outcome.get("status"), str(outcome.get("said", ""))
-        if change:
+        if change := evidence.change:
             return State("pending" if job.starts_over else "stale", change)
         if status == "finished":
             sent = self.known.problem and courier.delivered(job.path)
-            return State("finished" if sent else "unsent")
+            return State("finished" if sent else "unsent", evidence.unchecked)
         if status in ("failed", "diverged", "stopped"):
             return State(status, said)
         if status == "paused" and outcome.get("pause_after") == job.runtime.pause_after:

@@ -23,7 +23,7 @@ from pathlib import Path
 from labjobs import exit_status, fork_server, layout, locks
 from labjobs.errors import JobError, cause
 from labjobs.files import CODE, read_record, write_record
-from labjobs.job import attempts, data_evidence, journal
+from labjobs.job import attempts, code_evidence, data_evidence, journal
 from labjobs.job.journal import Damaged
 from labjobs.job.terminal import leave
 from labjobs.tracking import costs, mlflow_client, parquet
@@ -256,6 +256,8 @@ class Delivery:
         self._run.log(costs.as_lines(self._folder))
         self._run.end(status)
         self._run.add(self._folder, AT_THE_END)
+        definitions = code_evidence.definitions(self._folder)
+        self._run.add(definitions.parent, [definitions.name])
         self._note(status)
 
     def write_tables(self) -> None:

@@ -128,7 +128,8 @@ class Run:
             if not (folder / name).exists():
                 continue
             try:
-                if name == layout.BEST and self._link(folder / name):
+                never_changed = name == layout.BEST or folder.name == layout.CODES
+                if never_changed and self._link(folder / name):
                     continue
                 below = Path(name).parent.as_posix()
                 path = None if below == "." else below
@@ -161,8 +162,8 @@ class Run:
 
     def _link(self, file: Path) -> bool:
         """Give the run a second name for a file (a hard link) instead of a copy, since weights can
-        be large; they are never changed, only replaced. Returns whether that is possible: not if
-        the run's files are on a server or on another disk."""
+        be large, and jobs many; it is never changed, only replaced. Returns whether that is
+        possible: not if the run's files are on a server or on another disk."""
         parts = urlsplit(self._artifacts)
         if parts.scheme != "file" or parts.netloc:
             return False

@@ -24,6 +24,7 @@ from labjobs.cli.flags import as_text
 from labjobs.errors import SettingsError
 from labjobs.files import CODE, PROJECT, read_record
 from labjobs.job import attempts, code_evidence, data_evidence, identity
+from labjobs.job.attempts import Evidence
 from labjobs.job.folder import STOPPED, JobFolder
 from labjobs.tracking import courier, mlflow_client
 from labjobs.tracking.mlflow_client import (
@@ -55,7 +56,7 @@ ORDER BY name
 THESE = "run_uuid IN (SELECT value FROM json_each(:runs))"
 TAGS = f"SELECT run_uuid, key, value FROM tags WHERE {THESE}"
 FEW_TAGS = f"""{TAGS} AND key IN
-('job_id', 'code', 'data', 'owner', 'host', 'heartbeat', 'finished', 'diverged')"""
+('job_id', 'code', 'data', 'job_folder', 'owner', 'host', 'heartbeat', 'finished', 'diverged')"""
 PARAMS = f"SELECT run_uuid, key, value FROM params WHERE {THESE}"
 NUMBER = "CASE WHEN NOT is_nan THEN value END"
 METRICS = f"SELECT run_uuid, key, {NUMBER} FROM latest_metrics WHERE {THESE}"
@@ -213,9 +214,11 @@ class Known:
         """Return the runs of a job that are in one of some states, with any code and data."""
         return [run for run in self.runs.get(job, []) if run["state"] in states]
 
-    def has(self, job: JobFolder[Any], state: str) -> bool:
-        """Return whether a job is in a state with its present code and data."""
-        return any(fits(job, run) for run in self.of(job.id, state))
+    def evidence(self, job: JobFolder[Any], state: str) -> Evidence | None:
+        """Return what is known of a run that is in a state and counts; None if none does."""
+        found = (evidence(job, run) for run in self.of(job.id, state))
+        counts = [each for each in found if not each.change]
+        return min(counts, key=lambda each: each.unchecked, default=None)
 
     def host(self, job: JobFolder[Any], owner: str) -> str:
         """Return where a job is being trained with its present code by another than the owner of an
@@ -238,9 +241,10 @@ class Known:
         return bool(over) or sent in ended
 
 
-def fits(job: JobFolder[Any], run: StoredJob) -> bool:
-    """Return whether a run has the present code and data of a job."""
-    return job.fits(run["tags"].get("code", ""), run["tags"].get("data", ""))
+def evidence(job: JobFolder[Any], run: StoredJob) -> Evidence:
+    """Compare a run with the present code and data of a job."""
+    tags = run["tags"]
+    return job.compare(folder_of(tags.get("job_folder", "")), tags)
 
 
 def known(experiment: str) -> Known:
@@ -306,7 +310,11 @@ def settle(experiment: str) -> None:
     """
     own, owners = identity.existing_id() or "none", experiments(experiment)
     if (owner := owners.get(experiment, own)) not in (own, None):
-        raise belongs_to_another(experiment, str(owner))
+        path = sqlite_path()
+        if own == "none" and path and path.parent == PROJECT:  # nobody else's store
+            identity.find_again(str(owner))
+        if identity.existing_id() != owner:
+            raise belongs_to_another(experiment, str(owner))
     if experiment not in owners and own in owners.values():
         rename = "from labjobs.tracking.mlflow_client import prepare; prepare()"
         subprocess.run([sys.executable, "-c", rename], cwd=CODE)
@@ -371,26 +379,20 @@ def files(run_id: str, folder: str, below: str) -> list[str]:
 
 
 # Whether stored results come from the present code, and which attempt a job's row in a table shows.
-# A job whose code is not known, for example because it was stored by other means, counts as fresh.
 
 WORDS = {"True": True, "False": False, "None": None}
 
 
 def chosen(
-    attempts: Sequence[StoredJob], kind: type[Any] | None
-) -> tuple[list[StoredJob], set[str]]:
-    """Return one attempt of each job, and the ids of those runs whose code or data differs from the
-    present. With the class of the project's settings, it is the attempt with the present code and
-    data, if there is one; otherwise, it is the latest.
-    """
-    found, stale = [], set()
+    attempts: Iterable[StoredJob], kind: type[Any] | None
+) -> list[tuple[StoredJob, Evidence]]:
+    """Return one attempt of each job, compared with the present code and data. With the class of
+    the project's settings, it is the attempt that fits them best; otherwise, it is the latest."""
+    found = []
     for _, of_job in groupby(attempts, key=lambda attempt: attempt["job_id"]):
-        *_, last = each = list(of_job)
-        fits = [one for one in each if not kind or _fits(one, kind)]
-        if not fits:
-            stale.add(last["run_id"])
-        found.append((fits or each)[-1])
-    return found, stale
+        each = [(one, _evidence(one, kind) if kind else Evidence()) for one in of_job]
+        found.append(min(each[::-1], key=lambda pair: (bool(pair[1].change), pair[1].unchecked)))
+    return found
 
 
 def name_all(stored: Iterable[StoredJob]) -> None:
@@ -412,21 +414,18 @@ def _settings_of(job: StoredJob, kind: type[Any]) -> Any:
     return identity.restore(kind, plain)
 
 
-def _fits(job: StoredJob, kind: type[Any]) -> bool:
-    """Whether an attempt has the present code and data, as far as they are known. Today's settings
-    may be unable to express the job."""
-    tags = job["tags"]
+def _evidence(job: StoredJob, kind: type[Any]) -> Evidence:
+    """Compare an attempt with the present code and data. Today's settings may be unable to express
+    the job."""
+    if "code" not in (tags := job["tags"]):  # it was stored by other means
+        return Evidence()
     folder = folder_of(tags.get("job_folder", ""))
-    if known := tags.get("code"):
-        try:
-            settings = _settings_of(job, kind)
-            present = attempts.present_code(settings, script_of(job), folder.parent.parent)
-        except SettingsError:
-            return False
-        if not code_evidence.fits(known, present):
-            return False
-    places = data_evidence.last_places(folder)
-    return not (tags.get("data") and data_evidence.difference(folder, places))
+    try:
+        settings = _settings_of(job, kind)
+        code = attempts.present_code(settings, script_of(job), folder.parent.parent)
+    except (SettingsError, ValueError) as error:
+        return Evidence(str(error))
+    return attempts.compare(folder, code, data_evidence.last_places(folder), tags)
 
 
 def fresh_value(text: str) -> Any:

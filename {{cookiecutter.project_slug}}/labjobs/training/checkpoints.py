@@ -96,10 +96,13 @@ def save(path: Path, content: dict[str, Any], previous: Path | None = None) -> N
 def load(path: Path, device: torch.device) -> dict[str, Any]:
     """Read what `save` wrote.
 
-    Raises Damaged for a file that is not whole, and JobError for one that holds code.
+    Raises Damaged for a file that is not whole or of another job, JobError for one that holds code.
     """
     _check_seal(path)
-    return _opened(path, map_location=device)
+    content = _opened(path, map_location=device)
+    if content.get("id", own := path.parent.parent.name) != own:
+        raise Damaged(f"{path.name} is of another job")
+    return content
 
 
 def mapped(path: Path) -> dict[str, Any]:

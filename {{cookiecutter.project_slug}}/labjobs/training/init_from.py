@@ -234,7 +234,8 @@ class Beginning:
         position = content["parts"]["job.position"]
         position["over"] = False
         if content["best"]:
-            content["best"]["settings"] = identity(self._folder.settings)
+            own = {"id": self._folder.id, "settings": identity(self._folder.settings)}
+            content["best"] |= own
         log.info("continuing job %s after %d steps", self._given.job, position["step"])
         return {**content, "lines": (0, 0)}
 

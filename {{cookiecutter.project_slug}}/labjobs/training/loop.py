@@ -436,6 +436,7 @@ class Job(Generic[S]):
         """Keep the weights of these models in best.pt, with the metrics that they came to."""
         content = {
             "schema": 1,
+            "id": self._folder.id,
             "settings": identity(self._folder.settings),
             "spec": self._spec,
             **(self._at or self._now()),

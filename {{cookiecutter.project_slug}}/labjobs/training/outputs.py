@@ -18,6 +18,7 @@ from io import BytesIO, StringIO
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
+from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -101,7 +102,14 @@ class Outputs:
             if rank.number:
                 return []
             arrays = in_order([part for part in every if len(part[PLACES])])
-        files.write(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore
+
+        def fill(file: BinaryIO) -> None:
+            np.savez_compressed(file, **arrays)  # type: ignore
+            file.flush()
+            with ZipFile(file.name, "a") as archive:
+                archive.comment = self._folder.parent.name.encode()  # the job's id
+
+        files.write(path, fill)
         return [layout.PREDICTIONS]
 
     @property

@@ -23,6 +23,7 @@ from labjobs.distributed.collectives import Processes, is_divided, own
 from labjobs.errors import JobError, first_line
 from labjobs.files import shown
 from labjobs.job import attempts
+from labjobs.job.attempts import Evidence
 from labjobs.job.identity import restore
 from labjobs.job.journal import Damaged, Journal
 from labjobs.job.terminal import log
@@ -235,18 +236,18 @@ def best_weights(job_id: str, kind: type[S], runs_root: Path | None = None) -> B
     of that job's inputs or from other code or data; SettingsError if today's settings cannot say
     what the job's were.
     """
-    attempt, change = attempt_to_load(job_id, runs_root)
+    attempt, evidence = attempt_to_load(job_id, runs_root)
     kept = _opened(attempt)
     settings = restore(kind, kept["settings"])
-    attempts.refuse_input(job_id, change)
-    if change:
-        warnings.warn(f"job {job_id} is from other code or data ({change})", stacklevel=3)
+    attempts.refuse_input(job_id, evidence.change)
+    if evidence.remark:
+        warnings.warn(f"job {job_id}: {evidence.remark}", stacklevel=3)
     return Best(settings, kept["spec"], kept["models"], kept["metrics"])
 
 
-def attempt_to_load(job_id: str, runs_root: Path | None = None) -> tuple[Path, str]:
-    """Return the folder of the attempt whose weights count, and how the code or the data has
-    changed since; empty if they have not. Raises JobError if the job has kept no weights."""
+def attempt_to_load(job_id: str, runs_root: Path | None = None) -> tuple[Path, Evidence]:
+    """Return the folder of the attempt whose weights count, and whether it has the present code and
+    data. Raises JobError if the job has kept no weights."""
     root = runs_root or attempts.runs_root()
     job = root / job_id
     found = [path for path in attempts.all_of(job) if (path / layout.BEST).exists()]
@@ -255,8 +256,8 @@ def attempt_to_load(job_id: str, runs_root: Path | None = None) -> tuple[Path, s
             f"{shown(job)}/*/best.pt: not found; a job keeps weights from its first evaluation on"
         )
     found.sort(key=lambda path: attempts.status_of(path) == "finished")
-    changes = [(path, attempts.change_since(job_id, path, root)) for path in reversed(found)]
-    return next((each for each in changes if not each[1]), changes[0])
+    each = [(path, attempts.evidence_of(job_id, path, root)) for path in reversed(found)]
+    return next((one for one in each if not one[1].change), each[0])
 
 
 def _opened(attempt: Path) -> dict[str, Any]:
