@@ -43,6 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     text = "random figures to plant faults in (160 for docs/figures.md's counts)"
     parser.addoption("--figures", type=int, default=8, help=text)
     parser.addoption("--grids", type=int, default=1, help="random grids of jobs to draw (20)")
+    text = "random refactors that are to be accepted (500 at full counts)"
+    parser.addoption("--refactors", type=int, default=25, help=text)
     parser.addoption("--schedules", type=int, default=20, help="orders in which a GPU works")
     parser.addoption("--slurm-jobs", type=int, default=8, help="jobs that train under Slurm")
 

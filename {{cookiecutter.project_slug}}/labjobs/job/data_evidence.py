@@ -678,7 +678,7 @@ def _compare(digest: str, places: Places) -> tuple[Set[str], str]:
     if not changed and updated != listed:
         with suppress(OSError):  # we may not write it
             _write(_list(digest, places), updated.values())
-    there = (name for name, entry in listed.items() if entry.hash != ABSENT)
+    there = (n for n, entry in listed.items() if entry.hash not in (ABSENT, of_text("")))
     why = places.missing if any(name.startswith(f"{DATA}/") for name in there) else ""
     return changed, why or next((n for n, entry in listed.items() if entry.hash == UNSEEN), "")
 
