@@ -188,7 +188,7 @@ import ctypes
 C = ctypes.CDLL(None)
 C.fopen.restype = ctypes.c_void_p
 HANDLE = C.fopen(str(Path(__file__).parent / "data/c.bin").encode(), b"r")
-import csv, json, os, sys
+import atexit, csv, json, os, subprocess, sys, threading
 ROOT = Path(__file__).parent / "data"
 SKIPPED = (ROOT / "excluded.txt").exists()
 try:
@@ -199,6 +199,18 @@ SOURCES = [(ROOT / name).read_text() for name in sorted(os.listdir(ROOT)) if nam
 RESULTS = Path(__file__).with_name("results.csv")
 RESULTS.write_text((RESULTS.read_text() if RESULTS.exists() else "") + "one more\\n")
 (ROOT / "index.json").write_text(json.dumps(os.listdir(ROOT)))
+LISTED = os.listdir(os.open(ROOT / "more", os.O_RDONLY))
+
+
+def read_in_a_process() -> None:
+    # As a loader's worker does: a child of another thread, with a file open.
+    child = subprocess.Popen(["sh", "-c", f"exec sleep 600 < {ROOT}/d.bin"])
+    atexit.register(child.kill)
+
+
+THREAD = threading.Thread(target=read_in_a_process)
+THREAD.start()
+THREAD.join()
 """
 
 
@@ -206,7 +218,8 @@ RESULTS.write_text((RESULTS.read_text() if RESULTS.exists() else "") + "one more
 def looking(make):
     """A project with a job that looks for files, reads code as data and keeps results in a file."""
     project = Project(make())
-    (project.root / "data").mkdir()
+    (project.root / "data/more").mkdir(parents=True)
+    (project.root / "data/d.bin").write_text("open in another process")
     (project.root / "data/classes.txt").write_text("cat dog")
     (project.root / "data/a.py").write_text("pass")
     (project.root / "data/c.bin").write_text("read by a C library")
@@ -241,12 +254,15 @@ def test_a_file_that_pyproject_toml_exempts_does_not_count(looking):
     file.write_text(before)
 
 
-@pytest.mark.parametrize("name", ["excluded.txt", "order.txt", "a.py", "classes.txt", "c.bin"])
+LOOKED_FOR = ("excluded.txt", "order.txt", "a.py", "classes.txt", "c.bin", "d.bin", "more/e.txt")
+
+
+@pytest.mark.parametrize("name", LOOKED_FOR)
 def test_what_is_not_there_or_code_or_read_early_or_in_c_counts(looking, name):
     file = looking.root / "data" / name
     before = file.read_text() if file.exists() else None
     file.write_text("other")
     # A file that comes changes the listing as well, and Python code may count as code too.
-    assert name in one_line(looking.run(*QUICK), 5)
+    assert name.partition("/")[0] in one_line(looking.run(*QUICK), 5)
     file.unlink() if before is None else file.write_text(before)
     assert "already finished" in looking.run(*QUICK).stdout

@@ -275,6 +275,8 @@ _listening = False
 
 def _use(event: str, args: tuple[Any, ...]) -> Use:
     given = args[1] if event == MOVED else "." if args[0] is None else args[0]
+    if event in LISTED and isinstance(given, int):
+        given = os.readlink(f"/proc/self/fd/{given}")
     path = os.path.abspath(os.fsdecode(given))
     if event == MISSED:
         return path, ABSENT
@@ -363,11 +365,13 @@ def _held_by(pid: str) -> Iterator[Use]:
             if inode != "0" and path:
                 yield path[0], UPDATED if rights[1:4:2] == "ws" else READ
         for each in (process / "fd").iterdir():
-            _, _, _, flags, *_ = (process / "fdinfo" / each.name).read_text("utf-8").split()
-            if os.path.isfile(file := os.readlink(each)):
-                yield file, UPDATED if int(flags, 8) & WRITES else READ
-        for child in (process / "task" / pid / "children").read_text("utf-8").split():
-            yield from _held_by(child)
+            with suppress(OSError):  # it is closed by now, as that of the listing is
+                _, _, _, flags, *_ = (process / "fdinfo" / each.name).read_text("utf-8").split()
+                if os.path.isfile(file := os.readlink(each)):
+                    yield file, UPDATED if int(flags, 8) & WRITES else READ
+        for thread in (process / "task").iterdir():  # a reading process is no child of the main one
+            for child in (thread / "children").read_text("utf-8").split():
+                yield from _held_by(child)
 
 
 def listen(on: bool = True) -> None:
