@@ -174,8 +174,8 @@ def reading(made, tmp_path_factory):
     file.write_text("1.0")
     read = f'    open("{file.relative_to(project.root)}").read()\n'
     project.edit("run.py", "    model.eval()\n", f"    model.eval()\n{read}")
-    main = "plotting.main(Settings, FIGURES, OF_ONE_JOB, ONLY, LABELS, TABLES)"
-    project.edit("plot.py", main, main.replace("FIGURES, OF_ONE_JOB", '{"ranking": ranking}, {}'))
+    drawn = "(Settings, FIGURES, OF_ONE_JOB,"
+    project.edit("plot.py", drawn, drawn.replace("FIGURES, OF_ONE_JOB", '{"ranking": ranking}, {}'))
     project.finish(*SHORT, "--model", "convnet")
     write_grid(project.root, "--epochs 1 --model convnet", "--epochs 1 --model mlp")
     return project, project.finish(*SHORT)
