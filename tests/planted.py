@@ -151,6 +151,10 @@ MISTAKES = {
         *(MEASUREMENTS, RUN, "errors = predicted"),
         "regression",
     ),
+    "a metric that is misspelt": Mistake(
+        ((RUN, '"accuracy": predicted', '"acuracy": predicted'),),
+        *(MEASUREMENTS, RUN, "job.log(measured, lr=lr)"),
+    ),
     "a setting that nothing reads": Mistake(
         ((SETTINGS, FREEZE, DROPOUT + FREEZE),), FLAGS, SETTINGS, "    dropout: float = "
     ),

@@ -11,6 +11,7 @@ FIRST = ("EMA not in job.resume", "item", "a setting that nothing reads")
 OF_EACH = (
     *("dropout in evaluation", "unused layer", "random numbers in a dataset", "column minus row"),
     *("number carried from step to step", "logits that are too large"),
+    "a metric that is misspelt",
 )
 """Further ones that .ci/run plants: one for each guarantee that is checked."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from difflib import get_close_matches
 from linecache import getline
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
@@ -45,6 +46,9 @@ from labjobs.sources import Place, is_students, place
 from labjobs.training.progress import Part
 
 S = TypeVar("S")
+
+ALIKE = 0.8
+"""The similarity of two names, of which one is probably a misspelling of the other; 1 is equal."""
 
 
 # Operations of torch, observed as they run, including those in the backward pass and in libraries.
@@ -355,13 +359,15 @@ class Watched(ShortJob[S]):
         self._waits, self._differences = Waits(self.device), Differences()
         self._gradients: Gradients | None = None
         self._carried: Carried | None = None
+        self._measured: dict[str, Place | None] = {}
 
     def seen(self) -> Seen:
         """Return what was seen."""
         seen = self._seen
         if self._gradients:
             seen.waits, seen.gradients = self._waits.answer(), self._gradients.answer()
-            seen.measurements = self._differences.answer()
+            wrong = self._differences.answer().findings
+            seen.measurements = Answer((*wrong, *self._misspelt()))
         if self._carried:
             seen.forgotten, seen.changes = Answer(self._carried.forgotten), self._carried.changes
         return seen
@@ -405,6 +411,21 @@ class Watched(ShortJob[S]):
             self._waits.mark(batch)
             with Operations(self._waits.done, self._differences.done), self._waits:
                 yield batch
+
+    def log(self, measured: Mapping[str, Any] | None = None, **more: Any) -> None:
+        """Note the names of what is measured."""
+        super().log(measured, **more)
+        for name in {**(measured or {}), **more}:
+            self._measured.setdefault(name, here())
+
+    def _misspelt(self) -> Iterator[Finding]:
+        """Metrics that are declared and not measured, if another name is nearly the same."""
+        declared = self._folder.metrics.keys()
+        others = self._measured.keys() - declared
+        for name in declared - self._measured.keys():
+            for near in get_close_matches(name, others, n=1, cutoff=ALIKE):
+                line = f"METRICS in settings.py has {name}, which is not measured, but {near} is"
+                yield Finding(self._measured[near], line)
 
     def _look_at(self, part: Dataset[Any]) -> None:
         dataset, indices = underlying(part)
