@@ -119,7 +119,8 @@ class JobFolder(Generic[S]):
     @property
     def redone(self) -> bool:
         """Whether the attempt has begun anew, and has not finished since."""
-        return (self.path / layout.BEFORE).exists()
+        some = any(self.root.glob(f"*/{layout.BEFORE}"))  # of few jobs; comparing takes longer
+        return some and (self.path / layout.BEFORE).exists()
 
     def outcome(self) -> dict[str, Any]:
         """Return how the latest attempt ended; empty if it has not, or the record is damaged."""
