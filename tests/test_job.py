@@ -130,7 +130,8 @@ def test_a_job_without_a_store_is_refused(project):
 
 def test_another_python_is_told_what_it_lacks(project):
     done = ended(project.command(sys.executable, "-S", "run.py"))
-    said = "missing packages; README.md says how to install them"
+    lacking = "mlflow, numpy, torch, tqdm"
+    said = f"missing packages ({lacking}); README.md says how to install them"
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"{sys.executable}: {said}\n"
 

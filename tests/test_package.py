@@ -2,11 +2,14 @@
 
 import base64
 import hashlib
+import json
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
+import numpy
 import pytest
 from faults import Project, one_line, succeeded
 from repository import REPOSITORY
@@ -63,6 +66,28 @@ def test_what_other_programs_of_a_job_read_is_data_of_the_job(copy):
     assert "already finished" in copy.run(*job).stdout
     words.write_text("2.0")
     assert "(data/scale.txt changed)" in one_line(copy.run(*job), 5)
+
+
+def test_other_programs_of_a_job_start_in_any_environment(make, tmp_path):
+    """The path file that adds the packages comes after the package's own, or there is none."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    (site,) = tmp_path.glob("env/lib/python*/site-packages")
+    with zipfile.ZipFile(wheel_of(make(engine="package"))) as wheel:
+        wheel.extractall(site)
+    notes = tmp_path / "data.jsonl"
+    notes.touch()
+    places = json.dumps([str(notes), str(tmp_path), str(tmp_path / "runs")])
+    word = tmp_path / "word.txt"
+    word.write_text("2.0")
+    command = [tmp_path / "env" / "bin" / "python", "-c", f"print(open({str(word)!r}).read())"]
+    for path_file in ("none", str(Path(numpy.__file__).parents[1])):
+        (site / "zz.pth").write_text(f"{path_file}\n")
+        done = subprocess.run(
+            command, env={"LABJOBS_READS": places}, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "2.0\n", "")
+        assert "word.txt" in notes.read_text()
+        notes.write_text("")
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ A project's files use the names in `__init__.pyi`: `from labjobs import Job`.
 """
 
 import ast
+import builtins
 import sys
 from functools import cache
 from importlib import import_module
@@ -33,8 +34,11 @@ __version__ = "1.0.0"
 
 if sys.platform == "win32":
     sys.exit("This project needs Unix's file locks and signals; on Windows, use it within WSL 2")
-if not find_spec("mlflow"):
-    sys.exit(f"{sys.executable}: missing packages; README.md says how to install them")
+_missing = [name for name in ("mlflow", "numpy", "torch", "tqdm") if not find_spec(name)]
+_is_starting = "site" in sys.modules and not hasattr(builtins, "quit")
+if _missing and not _is_starting:  # Python calls labjobs_reads.pth before it knows where all are
+    _needed = ", ".join(_missing)
+    sys.exit(f"{sys.executable}: missing packages ({_needed}); README.md says how to install them")
 
 
 @cache
