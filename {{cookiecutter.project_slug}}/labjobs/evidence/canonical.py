@@ -24,7 +24,7 @@ from labjobs.evidence.symbols import (
     tail,
 )
 from labjobs.evidence.top_level import Registries
-from labjobs.evidence.understood import is_special, reaches_anything
+from labjobs.evidence.understood import is_special, reaches_anything, special_word
 from labjobs.evidence.values import ALL, ENGINES, Conditions, Key, Place, Values
 from labjobs.evidence.values import MODULE as SETTINGS
 
@@ -104,8 +104,10 @@ class Code:
 TABLES = {"pandas", "numexpr", "polars"}
 READS_CALLER = {"query", "eval"}
 """Their methods and functions that do so."""
+GETS = {"getattr", "operator.attrgetter", "operator.methodcaller"}
 
-LOADS = {"torch.load", "numpy.load"}
+FIND = "importlib.util.find_spec"
+LOADS = {"torch.load", "numpy.load", FIND}
 SAFE = {"weights_only": True, "allow_pickle": False}
 """Without these values, what they load may be of any class that the file names."""
 
@@ -126,6 +128,7 @@ class Writer:
         self._words: set[str] = set()
         self._asked: dict[int, tuple[Key, ...]] = {}
         self._safe: set[int] = set()  # calls that load nothing but data
+        self._imported: set[ast.AST] = set()
 
     def written(self, node: ast.AST) -> Written:
         """Return the text of a statement or expression, and what it uses."""
@@ -213,13 +216,18 @@ class Writer:
         text = node.value.decode("latin-1") if isinstance(node.value, bytes) else node.value
         if isinstance(text, str):
             self._words.add(text)
-            if is_special(text):
-                self._doubt(node, f"names {text}")
+            self._look_into(text, node)
         self.out.append(_constant(node.value))
+
+    def _look_into(self, text: str, node: ast.AST) -> None:
+        if word := special_word(text):  # by which `format` or `getattr` may reach other code
+            self._doubt(node, f"names {word}")
 
     def _JoinedStr(self, node: ast.JoinedStr) -> None:
         """An f-string; versions of Python differ in how they cut the text between its values."""
         text = ""
+        parts = (str(p.value) if isinstance(p, ast.Constant) else "x" for p in node.values)
+        self._look_into("".join(parts), node)
         self.out.append("f(")
         for part in node.values:
             if isinstance(part, ast.Constant):
@@ -235,9 +243,6 @@ class Writer:
 
     def _Name(self, node: ast.Name) -> None:
         target = self._target(node)
-        if is_special(node.id):
-            in_module = self._module.name if node.id in ("__doc__", "__file__") else ""
-            self._doubt(node, f"uses {node.id}", in_module)
         if not self._scope and isinstance(node.ctx, ast.Store):  # the definition of the name
             self.out.append(f"<{self._module.name}:{node.id}>")
         elif target:
@@ -256,6 +261,11 @@ class Writer:
             self._refer(target, node)
         else:
             self._plain(node)
+
+    def _MatchClass(self, node: ast.MatchClass) -> None:
+        for name in filter(is_special, node.kwd_attrs):
+            self._doubt(node, f"uses {name}")
+        self._plain(node)
 
     def _refer(self, target: Target, node: ast.expr) -> None:
         """Write what `a.b.c` refers to, and note that it is used."""
@@ -287,11 +297,13 @@ class Writer:
             elif reaches_anything(path) or (path in LOADS and id(node) not in self._safe):
                 self._doubt(node, f"uses {path}")
         self.out.extend(f".{name}" for name in chain[target.used :])
-        for each in filter(is_special, chain[1:]):
-            self._doubt(node, f"uses {each}")
+        for each in filter(is_special, chain):
+            is_own = each in ("__doc__", "__file__") and each == chain[0]
+            self._doubt(node, f"uses {each}", self._module.name if is_own else "")
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         """Write an import of the project's modules, and one by which a name has two meanings."""
+        self._imported.add(node)
         for name in self._module.modules_of(node):
             self._use("import", name)
             if name in self._code.symbols:
@@ -326,6 +338,12 @@ class Writer:
             if any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in scope.nodes):
                 self.out.append("generator;")  # even if the branch with `yield` is not taken
             self._field("body", node.body)
+            for name in sorted(scope.bound.keys() & self._module.bound.keys()):
+                imports = {
+                    n for n in scope.bound[name] if isinstance(n, ast.Import | ast.ImportFrom)
+                }
+                if imports - self._imported:
+                    self.out.append(f"own {name};")  # even if the branch is not taken
         self.out.append(")")
 
     _FunctionDef = _AsyncFunctionDef = _Lambda = _function
@@ -381,6 +399,9 @@ class Writer:
     def _Call(self, node: ast.Call) -> None:
         target = self._target(node.func)
         path = target.path if target else ""
+        asks = [getattr(each, "value", "") in READS_CALLER for each in node.args if path in GETS]
+        if self._code.has_tables and any(asks):
+            self._doubt(node, "has a table look names up")
         if isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
             self._ask_for(node.func.value, node.args[0])
         for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
@@ -390,7 +411,12 @@ class Writer:
                 found = self._target(argument)
                 is_metrics = found and found[:3] == ("definition", SETTINGS, "METRICS")
                 self._ask(argument, ENGINES if is_metrics else ALL)
-        if path in LOADS:
+        if path == FIND and [type(getattr(a, "value", None)) for a in node.args] == [str]:
+            self._safe.add(id(node.func))
+            name = str(getattr(node.args[0], "value", ""))
+            self._use("import", name)
+            self.out.append(f"import:{name};" if name in self._code.symbols else "")
+        elif path in LOADS:
             given = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
             is_safe = all(given.get(name, safe) is safe for name, safe in SAFE.items())
             if is_safe and None not in given and len(node.args) <= 2:

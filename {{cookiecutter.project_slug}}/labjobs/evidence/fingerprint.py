@@ -20,7 +20,7 @@ from labjobs.evidence.canonical import SCHEME, Code, Use, Writer, Written, short
 from labjobs.evidence.engine_code import EngineCode
 from labjobs.evidence.symbols import Module, Symbols, extent
 from labjobs.evidence.top_level import Effects, Name
-from labjobs.evidence.understood import is_special, parents
+from labjobs.evidence.understood import is_special, parents, special_word
 from labjobs.evidence.values import ALL, ENGINES, MODULE, Key, Undecided
 
 Piece = tuple[Module, ast.AST]
@@ -132,7 +132,8 @@ class Project:
 
     def _is_word(self, value: object) -> bool:
         if isinstance(value, str):
-            return value in self._keys or value.removeprefix("val_") in self._keys or "." in value
+            is_key = value in self._keys or value.removeprefix("val_") in self._keys
+            return is_key or "." in value or bool(special_word(value))
         return isinstance(value, list | tuple) and bool(value)
 
     def _find(
@@ -178,6 +179,11 @@ class Project:
             folders[:] = sorted(n for n in folders if not n.startswith(".") and n not in NO_CODE)
             found += [Path(folder, file) for file in sorted(files) if file.endswith(".py")]
         return found
+
+    @cached_property
+    def modules(self) -> list[str]:
+        """All modules in the project's folder that can be part of a job."""
+        return list(filter(None, map(self.symbols.name_of, self.files)))
 
     def order(self, module: Module) -> list[ast.stmt]:
         """Return the statements of a module that do more than define names, and its imports of
@@ -258,6 +264,8 @@ class Closure:
     def find(self, also: Sequence[str]) -> None:
         """Reach everything, beginning with what importing the entry does, and `also` these."""
         self._enter(self._symbols.entry, "")
+        for word in filter(special_word, sorted(self._words)):
+            self._take_everything("", f"a setting is {word!r}")
         for part in also:
             name, _, definition = part.partition(":")
             module = self._symbols.get(name)
@@ -355,6 +363,8 @@ class Closure:
         self._put_file(part, self._folder / self._symbols.path(name), by)
         self._import(name, by)
         self.lines.setdefault(name, []).append(EVERY_LINE)
+        for inner in (each for each in self._project.modules if each.startswith(f"{name}.")):
+            self._take_whole(inner, part, why)
         self.advice.setdefault(name, f"{self._symbols.path(name)} counts as a whole: {why}")
         if module is None:
             return

@@ -8,6 +8,7 @@ import ast
 import builtins
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, cached_property
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import decode_source
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,6 +152,9 @@ class Scope:
 
     def __init__(self, node: ast.AST, parent: "Scope | None") -> None:
         self.node, self.parent = node, parent
+        self._class: str = parent._class if parent else ""
+        if isinstance(node, ast.ClassDef):
+            self._class = node.name.lstrip("_")
         if isinstance(node, Comprehension):
             parts: list[ast.AST] = [generator.target for generator in node.generators]
         else:
@@ -166,6 +170,11 @@ class Scope:
             for name in names_bound(inner):
                 if name not in elsewhere:
                     self.bound.setdefault(name, []).append(inner)
+
+    def mangled(self, name: str) -> str:
+        """Return what Python makes of a private name within a class: `_C__k` of `__k`."""
+        is_private = self._class and name.startswith("__") and not name.endswith("__")
+        return f"_{self._class}{name}" if is_private else name
 
     def owner(self, name: str) -> "Scope | None":
         """Return the scope that a name belongs to; None for the module."""
@@ -322,7 +331,8 @@ class Symbols:
         if parts[0] == ENGINE or not all(part.isidentifier() for part in parts):
             return None
         path = self.folder.joinpath(*parts)
-        for file in (path / "__init__.py", path.with_suffix(".py")):
+        endings = [f"{path.name}{suffix}" for suffix in (*EXTENSION_SUFFIXES, ".py", ".pyc")]
+        for file in (path / "__init__.py", *map(path.with_name, endings)):  # as Python prefers them
             if file.is_file():
                 return file
         if compiled := next(path.parent.glob(f"{path.name}.*so"), None):
@@ -427,10 +437,11 @@ class Symbols:
         """Return what a chain of names refers to in a function or class; None if it begins with a
         local variable, or has no names."""
         owner = scope.owner(chain[0]) if scope and chain else None
+        names = [scope.mangled(name) for name in chain] if scope else chain
         if not chain or not owner:
-            return self.resolve(module, chain) if chain else None
+            return self.resolve(module, names) if chain else None
         alias = module.alias(chain[0], owner.bound[chain[0]])
-        return self.of_import(*alias, chain) if alias else None
+        return self.of_import(*alias, names) if alias else None
 
     def path_of(self, module: Module, node: ast.AST) -> str:
         """Return the dotted path of what a node names outside of the project, else nothing."""

@@ -41,7 +41,7 @@ LIBRARIES = words(
 
 REACH_ANYTHING = words(
     """
-    eval exec compile vars dir __import__ importlib ctypes shelve
+    eval exec compile vars dir __import__ builtins importlib ctypes shelve timeit
     subprocess sys types.FunctionType types.CodeType types.ModuleType logging.config
     multiprocessing.set_executable os.system os.popen os.startfile
     asyncio.create_subprocess_exec asyncio.create_subprocess_shell asyncio.subprocess
@@ -58,7 +58,7 @@ HARMLESS = words(
     """
     sys.argv sys.exit sys.stdout sys.stderr sys.stdin sys.version sys.version_info sys.platform
     sys.maxsize sys.float_info sys.byteorder sys.getsizeof importlib.metadata
-    importlib.util.find_spec traceback.print_exc
+    importlib.util.find_spec timeit.default_timer traceback.print_exc
     """
 )
 """What belongs to one of those, and reaches nothing."""
@@ -74,22 +74,35 @@ SPECIAL = words(
 )
 """Names between double underscores that lead nowhere but where they say."""
 
+AS_VALUES = words("asyncio logging multiprocessing os pickle types typing yaml")
+"""Parts of these can be had by computed names. In `getattr(torch, name)` it is a number format."""
+
 FRAMES = re.compile(
     "(f|tb|gi|cr|ag|co)_(back|builtins|code|consts|filename|firstlineno|frame|globals|lasti|lineno"
-    "|lines|linetable|locals|name|names|next|qualname|trace|varnames|freevars|positions)"
+    "|lines|linetable|locals|name|names|next|qualname|trace|varnames|freevars|positions)|lineno"
 )
 
 
 def is_special(name: str) -> bool:
     """Return whether a name of Python's own, or of a frame, leads to other code or to its text."""
-    special = re.fullmatch("__(\\w+)__", name)
+    special = re.fullmatch("__([^\\W_]\\w*)__", name)
     return bool(special and special[1] not in SPECIAL) or bool(FRAMES.fullmatch(name))
+
+
+def special_word(text: str) -> str:
+    """Return a name in a text that leads to other code, or the beginning or end of one, of which
+    code may make such a name; empty if there is none."""
+    for word in re.findall("\\w*_\\w*|^lineno$", text):
+        is_part = "__" in (word[:2], word[-2:])
+        if is_special(word) or (is_part and not re.fullmatch("__\\w+__|___+", word)):
+            return str(word)
+    return ""
 
 
 def reaches_anything(path: str) -> bool:
     """Return whether what has a dotted path, outside of the project, may reach any code."""
     names = {*parents(path)}
-    starts = path.startswith(("os.exec", "os.spawn", "os.posix_spawn"))
+    starts = path.startswith(("os.exec", "os.spawn", "os.posix_spawn")) or path in AS_VALUES
     return starts or (HARMLESS.isdisjoint(names) and not REACH_ANYTHING.isdisjoint(names))
 
 

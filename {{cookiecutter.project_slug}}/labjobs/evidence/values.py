@@ -98,6 +98,7 @@ class Values:
         asked = {tail(node) for test in tests for node in ast.walk(test)}
         self.conditions = sorted(asked & self._fields.keys())
         self._is_sure &= self._mentioned.isdisjoint(CHANGES_ANYTHING)
+        self._is_sure &= not self.has_other_settings or self._stored.isdisjoint(self._fields)
         self._given = cache(self._find_given)
         self._tracing = set[tuple[ast.AST, str]]()
 
@@ -118,6 +119,8 @@ class Values:
                 case ast.Name(id=name) | ast.Attribute(attr=name):
                     if not isinstance(node.ctx, ast.Load):
                         self._stored |= {name} if isinstance(node, ast.Attribute) else set()
+                        found = self._symbols.within(module, scope, chain_of(node)[:-1])
+                        self._is_sure &= not found or found.module != MODULE
                         if name == "settings" and tail(getattr(node, "value", node)) == "job":
                             self._is_sure = False
                     elif id(node) not in called:
