@@ -39,8 +39,9 @@ GRID = "run.sh"
 """Names jobs, and changes none of them. One that reads it has it in its data."""
 
 SOURCES = (
-    *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"),
-    *(".jl", ".py", ".pyx", ".r", ".rs", ".sh", ".so"),
+    *(".c", ".cc", ".cpp", ".cu", ".cuh", ".f90", ".go", ".h", ".hpp", ".jl", ".js", ".py", ".pyx"),
+    *(".r", ".rs", ".so", ".awk", ".bash", ".lua", ".pl", ".rb", ".sed", ".sh", ".zsh"),
+    *("makefile", ".mk"),
 )
 """How the names of programs' sources end."""
 
@@ -105,6 +106,7 @@ class Project:
         self._texts: dict[ast.AST, list[Written]] = {}
         self.direction = cache(self._direction)
         self.acts = cache(self._acts)
+        self.is_program = cache(self._is_program)
         registries = self.code.registries.entries.values()
         self._keys = {entry.key for entries in registries for entry in entries}
         self._known: dict[tuple[Any, ...], Fingerprint] = {}
@@ -185,6 +187,16 @@ class Project:
         """All modules in the project's folder that can be part of a job."""
         return list(filter(None, map(self.symbols.name_of, self.files)))
 
+    def _is_program(self, word: str) -> bool:
+        """Whether a word is the name of a program in the project, by its ending or first bytes."""
+        file, is_source = self.symbols.folder / word, word.lower().endswith(SOURCES)
+        if word.startswith(("/", "..")) or not (is_source or "/" in word) or len(word) > 200:
+            return False
+        with suppress(OSError, ValueError):  # the word cannot be a name of a file
+            is_other = file.is_file() and file != self.symbols.folder / GRID
+            return is_other and (is_source or _bytes(file)[:2] in (b"#!", b"\x7fE"))
+        return False
+
     def order(self, module: Module) -> list[ast.stmt]:
         """Return the statements of a module that do more than define names, and its imports of
         modules that have such statements."""
@@ -254,6 +266,7 @@ class Closure:
         self._settings = settings
         self._words = {word for value in settings.values() for word in _words(value)}
         self._entered: set[str] = set()
+        self._runs_programs = False  # perhaps
         self._engine: dict[str, str] = {}
         self._asked: dict[Name, tuple[str, set[Key]]] = {}
         self._waiting: deque[tuple[Use, str]] = deque()
@@ -349,6 +362,7 @@ class Closure:
 
     def _take_everything(self, by: str, why: str) -> None:
         """Take all modules of the project, if it cannot be known which are used."""
+        self._runs_programs = True
         for file in self._project.files:
             if name := self._symbols.name_of(file):
                 self._take_whole(name, by, why)
@@ -425,12 +439,9 @@ class Closure:
 
     def _take_programs(self) -> None:
         """Take the programs that constants and settings name."""
-        for word in sorted(self._words - {GRID}):
-            is_name = word.lower().endswith(SOURCES) and not word.startswith(("/", ".."))
-            is_python, is_file = word.lower().endswith(".py"), False
+        for word in sorted({*self._words, *(self._scripts() if self._runs_programs else ())}):
+            is_python, is_file = word.lower().endswith(".py"), self._project.is_program(word)
             file, why = self._folder / word, f"{word} is named in the code"
-            with suppress(OSError, ValueError):  # the word cannot be a name of a file
-                is_file = is_name and len(word) <= 200 and file.is_file()
             if is_file:
                 self._put_file(f"file:{file.relative_to(self._folder).as_posix()}", file, "")
             if is_file and word.endswith(".py"):  # perhaps run in a separate process
@@ -438,6 +449,17 @@ class Closure:
                 self._take_whole(module, "", why) if module else self._take_everything("", why)
             elif is_python and not is_file and not re.search(r"\s", word):
                 self._take_everything("", f"{word!r} in the code is no file of the project")
+
+    def _scripts(self) -> set[str]:
+        """Return the files that commands such as "sh ./a.sh" name, and those that they name."""
+        found, waiting = set[str](), [*self._words]
+        while waiting:
+            words = {*re.split(r"[^\w./+-]+", waiting.pop())} - found
+            named = {word for word in words if self._project.is_program(word)}
+            found |= named
+            texts = (_bytes(self._folder / name) for name in named if not name.endswith(".py"))
+            waiting.extend(text.decode(errors="replace") for text in texts)
+        return found
 
     def _put_file(self, part: str, file: Path, by: str) -> None:
         self.put(part, short(_bytes(file)), lambda: _bytes(file).decode(errors="replace"), by)
