@@ -304,6 +304,8 @@ class Writer:
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         """Write an import of the project's modules, and one by which a name has two meanings."""
         self._imported.add(node)
+        if name := self._code.values.rebound(self._module, node):
+            self._doubt(node, f"imports {name}, which may change later", self._module.name)
         for name in self._module.modules_of(node):
             self._use("import", name)
             if name in self._code.symbols:

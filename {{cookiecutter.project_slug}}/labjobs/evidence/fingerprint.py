@@ -204,6 +204,7 @@ class Project:
             statement
             for statement in module.statements
             if statement in self.effects(module).statements
+            or self.code.values.rebound(module, statement)
             or any(map(self.acts, module.modules_of(statement)))
         ]
 
@@ -212,7 +213,8 @@ class Project:
         waiting, seen = [name], {name}
         while waiting:
             if module := self.symbols.get(waiting.pop()):
-                if self.effects(module).statements:
+                rebound = partial(self.code.values.rebound, module)
+                if self.effects(module).statements or any(map(rebound, module.statements)):
                     return True
                 imported = {each for each, _ in module.imports} - seen
                 waiting.extend(imported)

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple, get_args
 
 from labjobs.evidence.symbols import (
+    Alias,
     Comprehension,
     Function,
     Module,
@@ -88,6 +89,7 @@ class Values:
         self._mentioned, self._stored, self._shared = set[str](), set[str](), set[str]()
         self._renamed: dict[str, set[str]] = {}  # by imports, such as `import load as read`
         self._prepared: set[str] = set()  # names of what job.prepare() returns
+        self._rebound = set[tuple[str, str]]()  # names in modules that code may bind again, or ""
         self._is_sure = True  # that nothing replaces the job's settings
         for module in modules:
             for statement in module.statements:
@@ -105,12 +107,17 @@ class Values:
     def _index(self, statement: ast.stmt, module: Module) -> None:
         """Note the calls, and the names that are used in other ways."""
         waiting: list[tuple[ast.AST, Scope | None]] = [(statement, None)]
-        called, arguments = set[int](), dict[int, Place]()
+        called, arguments, inner_names = set[int](), dict[int, Place](), set[int]()
         start = [n for n in ast.walk(statement) if getattr(n, "name", "") == "__post_init__"]
         at_start = {id(n) for each in start for n in ast.walk(each) if module.name == MODULE}
         while waiting:
             node, scope = waiting.pop()
             place = Place(node, scope, module)
+            if isinstance(node, ast.Name | ast.Attribute):
+                inner_names.add(id(getattr(node, "value", None)))
+                call = arguments.get(id(node))
+                if id(node) not in inner_names and not (call and tail(call.node.func) == "getattr"):
+                    self._index_module(place)
             match node:
                 case ast.Call(func=function):
                     self._calls.setdefault(tail(function), []).append(place)
@@ -119,8 +126,6 @@ class Values:
                 case ast.Name(id=name) | ast.Attribute(attr=name):
                     if not isinstance(node.ctx, ast.Load):
                         self._stored |= {name} if isinstance(node, ast.Attribute) else set()
-                        found = self._symbols.within(module, scope, chain_of(node)[:-1])
-                        self._is_sure &= not found or found.module != MODULE
                         if name == "settings" and tail(getattr(node, "value", node)) == "job":
                             self._is_sure = False
                     elif id(node) not in called:
@@ -132,6 +137,7 @@ class Values:
                     self._prepared |= {name} if tail(kind) == "Forward" else set()
                 case ast.Global(names=names) | ast.Nonlocal(names=names):
                     self._shared.update(names)
+                    self._rebound |= {(module.name, scope.mangled(n)) for n in names if scope}
                 case ast.alias(name=name, asname=str(other)):
                     self._renamed.setdefault(name, {name}).add(other)
                 case ast.Subscript(value=kind, slice=inside) if tail(kind) in GENERIC:
@@ -143,6 +149,35 @@ class Values:
                 is_inside = child is body or (isinstance(body, list) and child in body)
                 is_inside |= isinstance(node, Comprehension)
                 waiting.append((child, inner if is_inside else scope))
+
+    def _index_module(self, place: Place) -> None:
+        """Note a name `a.b.c` by which a module, or what it has, may change."""
+        chain = chain_of(place.node)
+        target = self._symbols.within(place.module, place.scope, chain)
+        if target and target.kind == "module":  # passed on, or given another name
+            self._rebound.add((target.module, ""))
+        elif target and not isinstance(place.node.ctx, ast.Load):
+            if target.used == len(chain) > 1:
+                self._rebound.add((target.module, target.name))
+            self._is_sure &= target.module != MODULE or len(chain) == 1
+
+    def rebound(self, module: Module, statement: ast.AST) -> str:
+        """Return a name of the project that an import statement binds for good, although its own
+        module, or other code, may bind it again later; empty if there is none."""
+        names = [alias for alias in module.imported(statement).values() if alias.name]
+        if isinstance(statement, ast.ImportFrom) and not names:  # of *
+            star = self._symbols.get(next(module.modules_of(statement)))
+            names = [Alias(star.name, name) for name in star.bound] if star else []
+        for alias in names:
+            _, home, name, _ = self._symbols.of_import(*alias, [""])
+            found = self._symbols.get(home) if name else None
+            in_circle = found and any(each in self._symbols for each, _ in found.imports)
+            if found and (
+                (in_circle and len(found.bound.get(name, ())) > 1)
+                or self._rebound & {(home, name), (home, "")}
+            ):
+                return f"{home}.{name}"
+        return ""
 
     # The job's own settings
 
