@@ -33,6 +33,7 @@ def learnt(ended, after):
     best, last = ended.checkpoint("best.pt"), ended.checkpoint("last.pt")
     for kept in (best, last["best"]):
         kept.pop("settings", None)
+        kept.pop("id", None)
     last["parts"]["job.length"].pop("_measured")
     curves = {
         name: [point for point in points if point[0] > after]

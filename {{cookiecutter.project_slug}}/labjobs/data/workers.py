@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from weakref import finalize
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._utils import ExceptionWrapper
@@ -245,8 +246,8 @@ class Workers(Readers):
         for in vain, with a trace, if the job was killed meanwhile.
         """
         for number in count(first) if self.order.shuffled else [first]:
-            batches = self.order.epoch(number).split(self.order.own_sizes(number))
-            yield from (each.numpy() for each in batches[done:])
+            ends = np.cumsum(self.order.own_sizes(number))
+            yield from np.split(self.order.epoch(number).numpy(), ends[:-1])[done:]
             done = 0
 
 
