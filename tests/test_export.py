@@ -163,7 +163,7 @@ def test_of_a_network_that_cannot_be_followed_nothing_is_left(made, changed):
     done = changed.do("python", "jobs.py", "export-model", made.job)
     warned, line = done.stderr.splitlines()
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert warned.startswith(f"jobs.py: job {made.job} is from other code or data (")
+    assert warned.startswith(f"jobs.py: job {made.job}: from other code or data (")
     assert line.startswith("jobs.py: torch.export cannot follow the network (Could not guard")
     assert not [*(changed.root / "exported").iterdir()]
 
@@ -171,12 +171,12 @@ def test_of_a_network_that_cannot_be_followed_nothing_is_left(made, changed):
 def test_a_stale_job_is_exported_with_a_remark(made, changed):
     changed.edit("models.py", LAYERS, f"        images = images + 0\n{LAYERS}")
     done = changed.do("python", "jobs.py", "export-model", made.job[:6], "--json")
-    remark = f"job {made.job} is from other code or data (models.ConvNet changed)"
+    remark = f"job {made.job}: from other code or data (models.ConvNet changed)"
     assert (done.returncode, done.stderr) == (0, f"jobs.py: {remark}\n")
     about = json.loads(done.stdout)
     assert about["folder"] == str(changed.root / "exported" / made.job)
     kept = json.loads((Path(about["folder"]) / "job.json").read_text())
-    assert kept["exported_with"] == remark
+    assert kept["exported_with"] == remark.partition(": ")[2]
 
 
 def test_weights_that_do_not_fit_the_code_are_refused(made, changed):
@@ -227,4 +227,4 @@ def test_jobs_without_weights_are_refused(made, changed):
     )
     (changed.folder(made.job) / "best.pt").unlink()
     line = one_line(changed.do("python", "jobs.py", "export-model", made.job), 1)
-    assert "not found; the job has kept no weights" in line
+    assert "not found; a job keeps weights from" in line

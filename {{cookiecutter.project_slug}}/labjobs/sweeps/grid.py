@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from labjobs import exit_status, files, layout
 from labjobs.cli import parser
-from labjobs.cli.flags import option
+from labjobs.cli.flags import as_text, option
 from labjobs.errors import SettingsError, cause
 from labjobs.files import shown
 from labjobs.job import identity
@@ -303,17 +303,18 @@ def last_line(output: Path) -> str:
 
 def same_results(entries: Iterable[Entry]) -> Iterator[str]:
     """Yield a line for each setting of which two values gave the same results, bit for bit."""
-    found, named = dict[tuple[str, str], list[JobFolder[Any]]](), {"note"}
+    found, named = dict[tuple[str, ...], list[JobFolder[Any]]](), {"note"}
     for entry in entries:
         if entry.state_after == "finished" and (results := _results(entry.job.path)):
-            alike = found.setdefault((entry.script, results), [])
+            # A job that continues another one is meant to have the results of one that did it all.
+            alike = found.setdefault((entry.script, results, *entry.inputs), [])
             for other in alike:
                 mine, theirs = vars(entry.job.settings), vars(other.settings)
                 differ = [name for name in mine if mine[name] != theirs[name]]
                 if len(differ) == 1 and not named & {*differ}:
                     named.add(name := differ[0])
                     jobs = f"(jobs {other.id}, {entry.job.id})"
-                    values = f"{option(name)} {theirs[name]} and {mine[name]}"
+                    values = f"{option(name)} {as_text(theirs[name])} and {as_text(mine[name])}"
                     yield f"{values} gave the same results, bit for bit {jobs}"
             alike.append(entry.job)
 
