@@ -34,7 +34,8 @@ __version__ = "1.0.0"
 
 if sys.platform == "win32":
     sys.exit("This project needs Unix's file locks and signals; on Windows, use it within WSL 2")
-_missing = [name for name in ("mlflow", "numpy", "torch", "tqdm") if not find_spec(name)]
+_wanted = ("mlflow", "numpy", "torch", "tqdm")
+_missing = [name for name in _wanted if name not in sys.modules and not find_spec(name)]
 _is_starting = "site" in sys.modules and not hasattr(builtins, "quit")
 if _missing and not _is_starting:  # Python calls labjobs_reads.pth before it knows where all are
     _needed = ", ".join(_missing)
