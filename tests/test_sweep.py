@@ -298,7 +298,7 @@ def test_states_and_ctrl_c(lab):
     os.killpg(sweep.pid, signal.SIGINT)  # what a terminal does
     stopped = ended(sweep)
     assert stopped.returncode == 130
-    said = "run.sh: stopping the jobs because of Ctrl-C; Ctrl-C kills them\n"
+    said = "run.sh: stopping the jobs because of Ctrl-C; a second Ctrl-C kills them\n"
     assert stopped.stderr == said
     last = "0 of 2 jobs finished, 0 of them now; 1 interrupted, 1 not started"
     assert stopped.stdout.splitlines()[-1] == last

@@ -82,7 +82,7 @@ def assert_fair_end(code: int, whom: str, number: int) -> None:
         assert code in {0, -number, 128 + number, stopped}
 
 
-STOPPING = "run.sh: stopping the jobs because of {}; Ctrl-C kills them\n"
+STOPPING = "run.sh: stopping the jobs because of {}; a second Ctrl-C kills them\n"
 
 
 @pytest.mark.parametrize(

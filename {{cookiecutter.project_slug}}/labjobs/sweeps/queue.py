@@ -195,7 +195,7 @@ class Queue:
         if asked == self._sent:
             return
         self._sent = asked
-        text = f"stopping the jobs because of {self._why}; Ctrl-C kills them"
+        text = f"stopping the jobs because of {self._why}; a second Ctrl-C kills them"
         leave(exit_status.FAILED, f"run.sh: {'killing the jobs' if self._kill else text}")
         for worker in self._workers:
             if worker.running:
