@@ -143,8 +143,8 @@ def results(jobs: "pd.DataFrame", rows: Sequence[str] = (), shown: Sequence[str]
                 table.records.append(record | _as_record(found.get(name)))
     table.about = _intervals(every) + _bold(table) + "".join(said) + others
     if groups.confirming(grid.jobs).any():
-        table.about += f" Settings with seeds from {CONFIRMING} on are shown by these jobs alone, which"
-        table.about += " had no part in the choice."
+        table.about += f" Settings that have seeds from {CONFIRMING} on are shown by these jobs"
+        table.about += " alone, which had no part in the choice."
     return _turned(table) if len(metrics) == 1 < MOST_TASKS < len(table.columns) else table
 
 
