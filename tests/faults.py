@@ -272,9 +272,8 @@ def same(one: object, other: object) -> bool:
 def learnt(project: Project, job: str) -> dict[str, dict[str, object]]:
     """What a job has learnt, without what tells it from others that learn the same."""
     found = project.tensors(job)
-    del found["best"]["settings"]["note"]
-    if "last" in found:
-        del found["last"]["best"]["settings"]["note"]
+    for best in (found["best"], *([found["last"]["best"]] if "last" in found else [])):
+        del best["settings"]["note"], best["id"]
     return found
 
 
