@@ -23,10 +23,11 @@ job() {
 
 # Asks sweep.py, which may have ended because of wrong flags.
 print_id() {
-  local id
+  local id='' part
   printf '%s\0' "$#" "$@" >&5
   while kill -0 "$planner" 2>/dev/null; do
-    if read -r -t 1 id <&6; then echo "$id" && return; fi
+    if read -r -t 1 part <&6; then echo "$id$part" && return; fi
+    id+=$part # the second may end within the line
   done
 }
 
