@@ -143,8 +143,9 @@ class Resident:
         self._stored = stored  # kept alive
         self._leaves: list[Tensor] = trees.leaves(stored.examples)
         self._bytes = max(1, sum(leaf[:1].nbytes for leaf in self._leaves))
-        flat = type(stored.examples) is tuple and len(stored.examples) == len(self._leaves)
-        self._filled = tuple if flat else partial(trees.filled, stored.examples)
+        whole = stored.examples
+        flat = type(whole) is tuple and all(isinstance(each, Tensor) for each in whole)
+        self._filled = tuple if flat else partial(trees.filled, whole)
 
     def epoch(self, number: int, done: int) -> Iterator[Any]:
         """Yield the batches of one epoch but the first `done`."""
