@@ -116,6 +116,21 @@ def test_a_batch_is_any_nesting_of_any_number_formats(loader):
     batches.close()
 
 
+class InTuple(Nested):
+    """A tuple with as many tensors as parts, one of which is a dictionary."""
+
+    def __getitem__(self, index):
+        return {"whole": torch.tensor(index)}, torch.tensor(-index)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_tuple_keeps_the_parts_that_are_no_tensors(loader):
+    batches = loaders.make(InTuple(), CPU, 4, loader, 1, seed=0)
+    for (inputs, labels), _ in batches.from_position(0, 0):
+        assert torch.equal(inputs["whole"], -labels)
+    batches.close()
+
+
 class Named(TensorDataset):
     """Tensors, and what is in them."""
 
