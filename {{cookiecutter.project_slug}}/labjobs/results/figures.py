@@ -186,6 +186,8 @@ def _name_ends(ax: "Axes", lines: "Mapping[str, Any]") -> bool:
     )
     if not 1 < len(lines) <= DIRECT or widest > NAME * 72 * fig.get_figwidth() or not drawn:
         return False
+    if not all(len(line.get_ydata()) for line in lines.values()):  # of jobs that diverged at once
+        return False
     ends = {name: float(line.get_ydata()[-1]) for name, line in lines.items()}
     fig.draw_without_rendering()
     places = ax.transData.transform([(1, end) for end in ends.values()])[:, 1] * 72 / fig.dpi
