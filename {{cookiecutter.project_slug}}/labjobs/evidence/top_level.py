@@ -288,6 +288,7 @@ class Effects:
         path_of = self._symbols.path_of
 
         def below(inner: ast.AST) -> list[ast.AST]:
+            """Return the parts of a node that may be something else."""
             match inner:
                 case ast.Name() | ast.Attribute():
                     return []

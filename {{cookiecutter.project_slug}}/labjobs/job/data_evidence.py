@@ -431,6 +431,7 @@ def _replace_look(name: str) -> None:
 
     @wraps(original)
     def look(path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, and report a path that is not there."""
         try:
             found = original(path, *args, **kwargs)
         except (FileNotFoundError, NotADirectoryError):

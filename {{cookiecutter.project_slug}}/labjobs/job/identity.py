@@ -174,7 +174,7 @@ def _keep(known: str) -> None:
             write_record(KEPT, {"id": known, "project": str(PROJECT)})
 
 
-def find_again(known: str) -> None:
+def restore_id(known: str) -> None:
     """Keep a lost id, which the project's own store knows, where git takes no file away."""
     with suppress(OSError):
         KEPT.parent.mkdir(exist_ok=True)

@@ -152,8 +152,8 @@ def legend(
 ) -> None:
     """Add one legend above all panels, every name once, in the order of `labels`, which say what
     names are written as, and in as few rows as the width allows; none where only one line would be
-    named, but by its title. A few lines in a single panel are named at their ends, if there is
-    room, so call this after the limits of the axes are set."""
+    named, but by its title. A few lines in a single panel are named at their ends, if the names
+    fit there, so call this after the limits of the axes are set."""
     import matplotlib
 
     handles = {
@@ -178,15 +178,18 @@ def legend(
 
 
 def _name_ends(ax: "Axes", lines: "Mapping[str, Any]") -> bool:
-    """Name lines at their ends, in their colours; return whether there was room."""
+    """Name lines at their ends, in their colours; return whether the names fit. Nothing is named if
+    some are points alone, or have none, as of jobs that diverged at once."""
+    from matplotlib.lines import Line2D
+
     fig, size = text.figure_of(ax), _venue.small
     widest = max((text.width(name, size) for name in lines), default=0)
-    drawn = all(
-        getattr(line, "get_linestyle", str)() not in ("", "None") for line in lines.values()
-    )
-    if not 1 < len(lines) <= DIRECT or widest > NAME * 72 * fig.get_figwidth() or not drawn:
-        return False
-    if not all(len(line.get_ydata()) for line in lines.values()):  # of jobs that diverged at once
+    drawn = [
+        isinstance(line, Line2D) and line.get_linestyle() != "None" and np.size(line.get_ydata())
+        for line in lines.values()
+    ]
+    fit = widest <= NAME * 72 * fig.get_figwidth()
+    if not (1 < len(lines) <= DIRECT and fit and all(drawn)):
         return False
     ends = {name: float(line.get_ydata()[-1]) for name, line in lines.items()}
     fig.draw_without_rendering()

@@ -223,7 +223,7 @@ def decimals(found: Iterable[Sequence[Any]], values: Iterable[float] = ()) -> in
 
 
 def rounded(value: float, decimals: int | None) -> str:
-    """Return a number with so many decimals, or in few characters."""
+    """Return a number with this many decimals; without, in few characters."""
     return signed(number(value) if decimals is None else f"{value:.{decimals}f}")
 
 

@@ -57,9 +57,9 @@ TAIL = 65_536
 class Entry:
     """A job of the grid; `number` is its place there, from 1. `state` is its state before the
     sweep, with details `about` it; `status` is the exit status with which the sweep has run it,
-    after so many `retries`. If `moved`, its GPU broke and the sweep
-    has started it on another. `drawn` is which draw of which search it is. `halving` is the line
-    below which it stands, `bracket` the jobs that it is compared with, and `rung` where it pauses.
+    and `retries` how often it was tried again. If `moved`, its GPU broke and the sweep has started
+    it on another. `drawn` is which draw of which search it is. `halving` is the line below which it
+    stands, `bracket` the jobs that it is compared with, and `rung` where it pauses.
     """
 
     number: int
@@ -211,7 +211,7 @@ def _entries(words: Iterator[str]) -> Iterator[Entry]:
 
 
 def _commands(words: Iterator[str]) -> Iterator[tuple[list[str], dict[str, Any]]]:
-    """The words of each job, and which draw it is if `search` has drawn it."""
+    """The arguments of each job, and which draw of a search it is, if it is one."""
     for count in words:
         if count == END:
             return

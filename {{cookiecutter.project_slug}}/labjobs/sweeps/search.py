@@ -106,8 +106,8 @@ def parse(flag: str, text: str) -> Range:
 
 
 def jobs(words: list[str]) -> Iterator[tuple[list[str], dict[str, Any]]]:
-    """Yield the jobs that `search` names, none twice: the words of each, and what it was drawn from
-    (`seed`, `ranges` by flag) as which draw (`index`). Raises SettingsError."""
+    """Yield the jobs of a search, each once: its arguments, and how it was drawn, by the `seed`,
+    the `ranges` of the flags and the `index` of the draw. Raises SettingsError."""
     cut = words.index("--") if "--" in words else len(words)
     (count, *drawn), fixed = words[:cut] or [""], words[cut + 1 :]
     seed = drawn.pop(0).removeprefix("seed=") if drawn and drawn[0].startswith("seed=") else "0"

@@ -312,7 +312,7 @@ def settle(experiment: str) -> None:
     if (owner := owners.get(experiment, own)) not in (own, None):
         path = sqlite_path()
         if own == "none" and path and path.parent == PROJECT:  # nobody else's store
-            identity.find_again(str(owner))
+            identity.restore_id(str(owner))
         if identity.existing_id() != owner:
             raise belongs_to_another(experiment, str(owner))
     if experiment not in owners and own in owners.values():

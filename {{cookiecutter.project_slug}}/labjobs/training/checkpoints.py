@@ -43,6 +43,7 @@ def on_host(content: Any) -> Any:
     ahead: set[torch.device] = set()
 
     def copied(content: Any) -> Any:
+        """Return a copy of a part of the content."""
         if isinstance(content, dict):
             return {key: copied(value) for key, value in content.items()}
         if isinstance(content, list | tuple | set):

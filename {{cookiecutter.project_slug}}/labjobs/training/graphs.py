@@ -197,6 +197,7 @@ def rounded_rates(step: Step, parts: Mapping[str, Any]) -> Step:
     groups = _groups(parts)
 
     def run(batch: Any) -> None:
+        """Take the step with rounded rates, and put the others back."""
         rates = [group["lr"] for group in groups]
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate if isinstance(rate, Tensor) else float(np.float32(rate))

@@ -223,6 +223,7 @@ class Profile(probes.Watcher):
 
         @wraps(function)
         def run(first: Any, *arguments: Any, **more: Any) -> Any:
+            """Call the function within its range."""
             if self._open is None:
                 return function(first, *arguments, **more)
             if isinstance(first, Prepared):
