@@ -309,3 +309,14 @@ def test_what_is_neither_cheaper_nor_better_is_not_on_the_line():
     assert ax.get_xlim() == pytest.approx((0, 9.45))  # costs that are about the same look so
     with pytest.raises(NoResults, match="no record of what they cost"):
         plots.costs(ax, series, "gpu_hours", HIGHER, style.looks(series))
+
+
+@pytest.mark.parametrize("most", [1.46e-5, 1.5e-4, 1.3e-3, 0.0234, 0.9, 12.5, 1234.0])
+@pytest.mark.parametrize("spread", [1.2, 40])
+def test_costs_of_any_size_have_numbers_that_do_not_overlap(most, spread):
+    fig, ax = figures.figure("column", 2.4)
+    figures.value_axis(ax.xaxis, "CPU (h) of a job")
+    series = {n: jobs(HIGHER, cost=[c], y=[0.9]) for n, c in (("a", most), ("b", most / spread))}
+    plots.costs(ax, series, "cost", HIGHER, style.looks(series))
+    figures.legend(fig)
+    assert print_check.check(fig, ICML) == []

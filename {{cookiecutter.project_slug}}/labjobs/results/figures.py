@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import AutoLocator, LogLocator, MaxNLocator, NullFormatter
 
 from labjobs.results import text
 from labjobs.results.metrics import Measured
@@ -106,7 +106,7 @@ def panels(
     axes = list(grid.flat)[: len(names)]
     for title, ax in zip(titles, axes, strict=True):
         ax.set_title(title)
-        ax.xaxis.set_major_formatter(plain)
+        ax.xaxis.set(major_locator=Ticks(), major_formatter=plain)
         value_axis(ax.xaxis if rows else ax.yaxis, values)
         ax.set(**{"xlabel" if rows else "ylabel": ""})
     if len(names) == 1:
@@ -238,6 +238,7 @@ def _label(axis: "Axis", label: str, factor: int) -> None:
     width, height = fig.get_size_inches()
     inches = width / columns if axis is axis.axes.xaxis else height / rows
     axis.set_label_text(text.wrapped(label, LABEL * 72 * inches, _venue.text))
+    axis.set_major_locator(Ticks())
     axis.set_major_formatter(partial(plain, factor=factor))
 
 
@@ -262,10 +263,9 @@ def ticks_at(ax: "Axes", values: Iterable[float]) -> None:
     fig.draw_without_rendering()
     end, labelled = -np.inf, {}
     for tick in every:
-        place = 72 / fig.dpi * float(ax.transData.transform((tick, 1))[0])
-        half = 0.3 * _venue.small * len(number(tick))  # digits of either font are narrower
-        if place - half > end:
-            labelled[tick], end = number(tick), place + half + _venue.small / 2
+        left, right = _extent(ax, tick, number(tick))
+        if left > end:
+            labelled[tick], end = number(tick), right + _venue.small / 2
     ax.set_xticks(list(labelled), list(labelled.values()))
     ax.set_xticks(every, minor=True)
     ax.xaxis.set_minor_formatter(NullFormatter())
@@ -295,7 +295,38 @@ class LogTicks(LogLocator):
             linear = MaxNLocator(LEAST + 1, steps=[1, 2, 5, 10])
             places = np.asarray(linear.tick_values(low, high))
             places = places[(low <= places) & (places <= high)]
-        return places[:: -(-len(places) // MOST)]
+        fewer = (places[::step] for step in range(-(-len(places) // MOST) or 1, len(places)))
+        return next((few for few in fewer if _apart(self.axis, few)), places[:1])
+
+
+class Ticks(AutoLocator):
+    """Ticks on a linear axis, so few that their labels do not touch."""
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        """Return the places of ticks between two ends."""
+        each = [super().tick_values(vmin, vmax)]
+        each += [MaxNLocator(n, steps=[1, 2, 5, 10]).tick_values(vmin, vmax) for n in (4, 3, 2)]
+        return next((places for places in each if _apart(self.axis, places)), each[-1])
+
+
+def _apart(axis: "Axis | Any", places: Iterable[float]) -> bool:
+    """Return whether labels at these places, from left to right, have spaces between them."""
+    if axis is axis.axes.yaxis:
+        return True
+    end, label = -np.inf, axis.get_major_formatter()
+    for tick in places:
+        left, right = _extent(axis.axes, tick, label(tick))
+        if left < end:
+            return False
+        end = right + _venue.small / 2
+    return True
+
+
+def _extent(ax: "Axes", tick: float, label: str) -> tuple[float, float]:
+    """Return where the label of a tick of the x axis begins and ends, in points, at most."""
+    place = 72 / text.figure_of(ax).dpi * float(ax.transData.transform((tick, 1))[0])
+    half = 0.3 * _venue.small * len(label)  # digits of either font are narrower
+    return place - half, place + half
 
 
 # Limits of axes, chosen to show what is worth seeing; captions say what lies beyond them.
