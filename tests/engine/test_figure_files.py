@@ -1,5 +1,6 @@
 """The command line of a plot.py, from a store to the files: with figures of the tests' own."""
 
+import base64
 import json
 import re
 import sys
@@ -213,3 +214,22 @@ def test_what_cannot_be_is_said_in_one_line(draw, tmp_path, flags, said):
     assert (status, out) == (1 if flags[0] == "--experiment" else 2, "")
     assert error.startswith(f"plot.py: {said}") and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_page_has_the_figures_with_captions_and_all_jobs(draw, store, tmp_path):
+    def hostile(jobs):
+        return plain(jobs)[0], "A caption that ends a </script> & an element."
+
+    status, said, _ = draw("--page", of_all={"one": hostile})
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert (status, said.splitlines()[-1]) == (0, str(tmp_path / "page.html"))
+    assert "A caption that ends a &lt;/script&gt; &amp; an element." in page
+    (image,) = re.findall('data:image/png;base64,([^"]+)', page)
+    assert base64.b64decode(image) == (tmp_path / "one.png").read_bytes()
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+    jobs = tables.jobs("sweep", Settings).set_index("job_id")
+    rows = [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]
+    assert {row["job_id"]: row["best_val_loss"] for row in rows} == dict(jobs["best_val_loss"])
+    assert {*data["columns"]} >= {"state", "lr", "seed"} and "batch_size" not in data["columns"]
+    curves = tables.curves(jobs.reset_index(), data["curve"]).groupby("job_id")
+    assert {job: len(points) for job, points in data["curves"].items()} == dict(curves.size())

@@ -113,8 +113,9 @@ def save(
     tex = f"\\caption{{{latex(caption)}}}\n\\label{{fig:{stem.name}}}\n"
     head = "% written with the figure, and replaced with it\n"
     files.write_text(stem.with_name(f"{stem.name}.tex"), head + tex)
-    files.write_json(stem.with_name(f"{stem.name}.json"), about)
     width, height = (float(side) for side in fig.get_size_inches())
+    printed = {"caption": caption, "inches": [width, height]}
+    files.write_json(stem.with_name(f"{stem.name}.json"), about | printed)
     return [Saved(path, width, height) for path in paths]
 
 

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from labjobs.results import (
     figure_files,
     figures,
     groups,
+    page,
     style,
     table_files,
     tables,
@@ -89,6 +90,8 @@ def main(
             return exit_status.DONE
         _draw(pages, found, of_all, of_one, of_tasks)
         _write(pages, found, printed)
+        if args.page:
+            _write_page(pages, found)
         return pages.end()
     except SettingsError as error:
         status, said = exit_status.WRONG, str(error)
@@ -123,7 +126,7 @@ class _Pages:
     def __init__(self, args: argparse.Namespace, *names: Collection[str]) -> None:
         self.args, self._names = args, names
         self._right: list[bool] = []
-        self._files: list[Path] = []
+        self.files: list[Path] = []
         self._left_out: dict[str, list[str]] = {}
 
     @contextmanager
@@ -138,7 +141,7 @@ class _Pages:
     def add(self, files: Collection[Path]) -> None:
         """Note what was written; nothing, if it would not print correctly."""
         self._right.append(bool(files))
-        self._files += files
+        self.files += files
 
     def end(self) -> int:
         """Say what was left out, move what was not written this time away, and return the exit
@@ -149,7 +152,7 @@ class _Pages:
         kinds_of_files = figure_files.KINDS, table_files.KINDS
         both = zip(self._names, kinds_of_files, _folders(self.args), strict=True)
         for names, kinds, out in both:
-            if moved := figure_files.put_aside(out, names, self._files, kinds):
+            if moved := figure_files.put_aside(out, names, self.files, kinds):
                 line = f"moved what was not written this time to {out / figure_files.OLD}"
                 print(f"{line}: {', '.join(moved)}", file=sys.stderr)
         right = self._right and all(self._right)
@@ -250,6 +253,27 @@ def _write(pages: _Pages, found: _Found, printed: Mapping[str, Tabulating]) -> N
         pages.add([path, record])
 
 
+def _write_page(pages: _Pages, found: _Found) -> None:
+    """Write a page with all that was drawn and all jobs, and print its path."""
+    args, jobs = pages.args, found.jobs
+    tasks, repeats = groups.with_role(jobs, "task"), groups.repeated(jobs)
+    results = [name for name in map(str, jobs) if name.startswith(("best_", "test_"))]
+    rows, settings = _rows(jobs, found.others), [*tasks, *groups.varied(jobs), *repeats]
+    differ = [name for name in settings if len({str(row.get(name)) for row in rows}) > 1]
+    columns = ["job_id", "state", *differ, *results]
+    shown = page.Jobs(columns, [[row.get(name) for name in columns] for row in rows])
+    with suppress(NoResults):
+        shown.curve = chooser(jobs).key
+        points = tables.curves(jobs, shown.curve).groupby("job_id")[["step", "value"]]
+        shown.curves = {str(job): [*map(tuple, own.to_numpy().tolist())] for job, own in points}
+    path = _folders(args)[0] / PAGE
+    page.write(path, args.experiment, _counts(jobs, found.others).strip(), pages.files, shown)
+    print(path)
+
+
+PAGE = "page.html"
+
+
 def _rows(jobs: "pd.DataFrame", others: "pd.DataFrame") -> list[dict[str, Any]]:
     """All jobs that were tried, in the order of their ids: their state, settings, results and
     costs."""
@@ -339,6 +363,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--audit", type=Path, metavar="PAPER.tex", help=where)
     about = "answer the NeurIPS checklist's items on statistics and compute"
     add("--checklist", action="store_true", help=about)
+    whole = f"also write all of it, and all jobs with their curves, to {PAGE}, for a browser"
+    add("--page", action="store_true", help=whole)
     add("--provenance", type=Path, metavar="FILE", help="print which jobs a figure was drawn from")
     return parser
 
