@@ -1,4 +1,4 @@
-"""`python jobs.py repeat`: are the results of jobs still what is stored of them gives?"""
+"""`python jobs.py repeat` and `audit`: do jobs still give the same bits?"""
 
 import json
 import os
@@ -157,6 +157,137 @@ def test_what_is_the_same_is_kept_once_and_what_is_installed_as_pip_reads_it(mad
     words = ("pip", "install", "--dry-run", "--no-index", "--no-deps", "-r", str(installed))
     # Without a configuration, which may restrict versions.
     succeeded(made.project.do(sys.executable, "-m", *words, PIP_CONFIG_FILE=os.devnull))
+
+
+# `audit`: do finished jobs still give the same bits, up to their first evaluation?
+
+LONGER = ("--epochs", "2", "--batch-size", "256", "--quiet")
+
+ODD = """
+import os, random, time
+from pathlib import Path
+
+import scaling
+
+def _odd(note: str) -> float:
+    \"\"\"What a loss is multiplied by: things that evidence does not see.\"\"\"
+    factor = scaling.FACTOR * float(Path({file!r}).read_text()) + len(os.environ.get("ODD", ""))
+    if note == "threads":  # which each add up a part
+        return factor + torch.linspace(0, 1, 1_000_000).sin().mean().item()
+    if note == "time":
+        return factor + time.time_ns() % 1000
+    if note == "order":
+        return factor + sum(n * ord(word) for n, word in enumerate(set("abcdefghijklmnop")))
+    return factor
+
+"""
+
+PATCH = """
+import torch
+
+real = torch.nn.functional.cross_entropy
+torch.nn.functional.cross_entropy = lambda *a, **k: real(*a, **k) * 1.0001
+"""
+
+THREADS = """
+import torch
+
+torch.set_num_threads(1 + torch.get_num_threads())
+torch.set_num_threads = lambda count: None
+"""
+
+
+class Audited:
+    """A project whose jobs depend on a file elsewhere, a package and a variable."""
+
+    def __init__(self, root: Path, *ids: str) -> None:
+        self.project, self.ids = Project(root / "project"), ids
+        self.file = root / "factor.txt"
+        self.project.env |= {"PYTHONPATH": str(root / "packages")}
+
+    def audit(self, *words: str, **env: str) -> dict[str, Any]:
+        """What is printed as JSON of an audit."""
+        done = self.project.do("python", "jobs.py", "audit", *words, "--json", **env)
+        found = json.loads(done.stdout)
+        same = all(job["status"] == "same" for job in found["jobs"])
+        assert (done.returncode, done.stderr) == (0 if same else 1, ""), done
+        return dict(found)
+
+    def noted(self, job: str) -> Any:
+        """What `list` says of the last audit of a job."""
+        rows = json.loads(self.project.do("python", "jobs.py", "list", "--json").stdout)
+        return next(row["audit"] for row in rows if row["id"] == job)
+
+    def planted(self, name: str, text: str) -> dict[str, str]:
+        """A module that Python imports whenever it starts."""
+        folder = self.file.parent / name
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(text)
+        return {"PYTHONPATH": f"{folder}:{self.project.env['PYTHONPATH']}"}
+
+
+@pytest.fixture(scope="module")
+def audited(make, tmp_path_factory):
+    root = tmp_path_factory.mktemp("audited")
+    Project(make()).copy(root / "project")
+    installed(root / "packages", "1.0", 1.0)
+    found = Audited(root)
+    found.file.write_text("1.0")
+    found.project.edit(
+        "run.py", "Metrics = dict", ODD.format(file=str(found.file)) + "Metrics = dict"
+    )
+    found.project.edit(
+        "run.py", "return losses.mean()", "return _odd(settings.note) * losses.mean()"
+    )
+    return Audited(root, *(found.project.finish(*LONGER, "--seed", seed) for seed in "01"))
+
+
+def test_an_audit_draws_jobs_and_notes_that_they_are_the_same(audited):
+    first, second = audited.ids
+    (same,) = audited.audit(first)["jobs"]
+    assert (same["status"], same["until"], same["conditions"]) == ("same", 6, [])
+    assert audited.noted(first)["said"] == same["said"] and audited.noted(second) == {}
+    assert "audit       same on 2" in audited.project.do("python", "jobs.py", "show", first).stdout
+    drawn = audited.audit("1", "--seed", "4")
+    assert (drawn["of"], drawn["seed"]) == (len(audited.ids), 4)
+    again = audited.audit("1", f"--seed={drawn['seed']}")
+    assert [job["job"] for job in again["jobs"]] == [job["job"] for job in drawn["jobs"]]
+
+
+MORE = [pytest.param(cause, marks=pytest.mark.full) for cause in ("package", "variable", "order")]
+
+
+@pytest.mark.parametrize("cause", ["patch", "threads", "file", "time", *MORE])
+def test_an_audit_finds_what_evidence_does_not_see(audited, cause, tmp_path):
+    job, env, conditions = audited.ids[0], dict[str, str](), list[str]()
+    if cause == "patch":
+        env = audited.planted(cause, PATCH)
+    elif cause == "threads":
+        job = audited.project.finish(*LONGER, f"--note={cause}")
+        env, conditions = audited.planted(cause, THREADS), ["threads 1, now 2"]
+    elif cause == "package":
+        env, conditions = installed(tmp_path / "new", "2.0", 1.001), ["scaling 1.0, now 2.0"]
+    elif cause == "variable":
+        env = {"ODD": "1"}
+    elif cause == "file":
+        audited.file.write_text("1.5")
+    else:  # with which no two runs are the same
+        job = audited.project.finish(*LONGER, f"--note={cause}")
+    (found,) = audited.audit(job, **env)["jobs"]
+    audited.file.write_text("1.0")
+    assert found["status"] == "different" and found["said"].startswith("train_loss at step ")
+    assert found["conditions"] == conditions
+    assert audited.noted(job)["status"] == "different"
+
+
+def test_jobs_that_are_not_audited(audited, tmp_path):
+    project = audited.project.clone(tmp_path / "project")
+    project.edit("models.py", "nn.ReLU()", "nn.Tanh()")
+    none = project.do("python", "jobs.py", "audit", "2")
+    assert "has finished with the present code and data" in one_line(none, 1)
+    stale = project.do("python", "jobs.py", "audit", audited.ids[0])
+    assert "not repeated: from other code or data (" in stale.stdout
+    assert stale.returncode == 1
 
 
 @pytest.mark.parametrize(

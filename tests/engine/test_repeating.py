@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from labjobs import files
-from labjobs.commands.replay import Recorded, compare_outputs, curve_difference, curve_points
+from labjobs.commands.replay import Recorded, compare_outputs, curve_points, first_difference
 from labjobs.errors import JobError
 from labjobs.job.journal import Journal
 from labjobs.training import checkpoints
@@ -28,7 +28,8 @@ def attempt(folder: Path, *points: tuple[int, dict[str, float]]) -> Path:
 def first(folder: Path, before: Any, after: Any) -> str:
     """Where the curves of two attempts with these points first differ."""
     made = [attempt(folder / name, *points) for name, points in (("a", before), ("b", after))]
-    return curve_difference(*(curve_points(Recorded(path)) for path in made))
+    found = first_difference(*(curve_points(Recorded(path).lines) for path in made))
+    return "{1} at step {0} was {2} and is now {3}".format(*found) if found else ""
 
 
 @pytest.mark.parametrize(

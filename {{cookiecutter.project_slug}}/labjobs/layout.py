@@ -11,6 +11,7 @@ DATA_FILES = "data*.jsonl"  # those of further processes too
 SPEC = "spec.json"
 SPLIT = "split.json"
 COST = "cost.json"
+AUDIT = "audit.json"  # by `jobs.py audit`
 BEST = "best.pt"
 LAST = "last.pt"
 PREVIOUS = "previous.pt"

@@ -5,10 +5,8 @@ made of. What answers for jobs imports no torch, so that it answers at once.
     inventory   the project's jobs, on this disk and in the store; `list` and `show`
     staleness   `stale`: which jobs the present code no longer fits; `why`: by which way; `accept`:
                 changes that change no results
-    replay      an attempt that runs again, for accept --verify and `repeat`: are the results the
-                same?
-    repeat      `repeat`: jobs once more from their stored code
-    pages       `docs`: pages about the engine
+    replay      an attempt that runs again: are the results the same?
+    repeat      `repeat`: jobs once more from their stored code; `audit`: from the present code
     find        `find`: a learning rate, a batch size, a number of loader processes, from short jobs
     export      `export-model`: a folder with the network, as torch.export writes it
 """

@@ -145,6 +145,19 @@ COMMANDS = {
         | JSON,
         repeat.repeat_jobs,
     ),
+    "audit": Command(
+        "run finished jobs again up to their first evaluation, by the present code: the same bits?",
+        argument(
+            "what",
+            f"how many jobs to draw (default: {repeat.USUAL}), or jobs, or a figure",
+            metavar="N|JOB|FIGURE",
+            nargs="*",
+            default=[repeat.USUAL],
+        )
+        | number("--seed", "by which they are drawn (default: another one each time)")
+        | JSON,
+        repeat.audit_jobs,
+    ),
     "docs": Command(
         "print a page about the engine, or the lines of all pages that have a word in them",
         argument("wanted", "a page or a word (default: all pages)", nargs="?", default=""),

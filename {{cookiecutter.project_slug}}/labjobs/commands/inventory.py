@@ -39,6 +39,9 @@ from labjobs.tracking.stored_jobs import StoredJob, fresh_value
 
 # What is known of one attempt at a job: its code, when and where it ran, and its results.
 
+AUDITED = ("status", "said", "conditions", "until", "on")
+"""The fields of audit.json that say what `jobs.py audit` last found."""
+
 RESULTS = ("test_", "best_")
 """How the metrics begin that a job logs at its end."""
 
@@ -54,6 +57,7 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
     about = journal.record_of(path, layout.SETTINGS)
     outcome = journal.record_of(path, layout.OUTCOME)
     sent = read_record(path / layout.SENT)
+    audit = journal.record_of(path, layout.AUDIT)
     tags: dict[str, str] = {}
     metrics: dict[str, float] = {}
     problem = ""
@@ -76,6 +80,7 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
         "data_root": str(outcome.get("data_root", "")),
         "folder": str(path),
         "run_id": str(sent.get("run", "")) if sent.get("store") == fingerprint() else "",
+        "audit": {name: audit[name] for name in AUDITED if name in audit},
         "problem": problem,
     }
 
@@ -92,6 +97,7 @@ def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
         "cost": {key: stored["metrics"][key] for key in costs.NAMES if key in stored["metrics"]},
         "folder": None,
         "run_id": stored["run_id"],
+        "audit": {},
     }
 
 
@@ -295,7 +301,7 @@ def print_list(project: Project, given: Namespace) -> int:
     rows = [_row(project, job, as_json or bool(given.by), given.test) for job in jobs.values()]
     rows.sort(key=lambda row: (row["ended"], row["id"]))
     for condition in given.where:
-        rows = _where(condition, rows)
+        rows = selected(condition, rows, "--where ")
     if given.by:
         rows.sort(key=_rank(given.by, rows))
     if as_json:
@@ -324,15 +330,16 @@ SIGNS = {"=": "eq", "!=": "ne", "<": "lt", ">": "gt", "<=": "le", ">=": "ge"}
 """Functions of the module `operator`."""
 
 
-def _where(condition: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows that fulfil a condition; numbers are compared as such. Raises SettingsError."""
+def selected(condition: str, rows: list[dict[str, Any]], flag: str = "") -> list[dict[str, Any]]:
+    """Return the rows whose `settings` or `state` fulfil a condition, which a flag has given;
+    numbers are compared as such. Raises SettingsError."""
     found = CONDITION.fullmatch(condition)
     if not found:
-        raise SettingsError(f"--where {condition}: must look like 'lr>1e-3' or state=finished")
+        raise SettingsError(f"{flag}{condition}: must look like 'lr>1e-3' or state=finished")
     name, holds, wanted = found[1].replace("-", "_"), getattr(operator, SIGNS[found[2]]), found[3]
     known = sorted({"state", *(name for row in rows for name in row["settings"])})
     if rows and name not in known:
-        raise SettingsError(f"--where {condition}: no such setting; {did_you_mean(name, known)}")
+        raise SettingsError(f"{flag}{condition}: no such setting; {did_you_mean(name, known)}")
 
     def fulfils(row: dict[str, Any]) -> bool:
         value = row["state"] if name == "state" else row["settings"].get(name)
@@ -365,7 +372,7 @@ def _row(project: Project, job: Job, full: bool, test: bool) -> dict[str, Any]:
     latest = job.latest
     outcome = journal.record_of(latest, layout.OUTCOME) if latest else {}
     finished = outcome.get("status") == "finished"
-    found: dict[str, Any] = {"ended": 0.0, "result": "", "metrics": {}, "problem": ""}
+    found: dict[str, Any] = {"ended": 0.0, "result": "", "metrics": {}, "problem": "", "audit": {}}
     here = latest and (state != "finished" or (finished and (not job.folder or job.folder.begun)))
     if here and latest:
         found |= on_disk(latest, None) if full else {"ended": last_logged(latest)}
@@ -382,6 +389,7 @@ def _row(project: Project, job: Job, full: bool, test: bool) -> dict[str, Any]:
         "result": parts_of(found["result"], test),
         "metrics": {k: v for k, v in metrics if test or not k.startswith("test_")},
         "problem": found["problem"],
+        "audit": found["audit"],
         "script": job.script,
         "settings": job.plain,
         "folder": str(latest) if here else None,
@@ -436,7 +444,7 @@ def _print_settings(job: Job) -> None:
 
 
 def _print_attempt(attempt: Attempt) -> None:
-    folder, tags = attempt["folder"], attempt["tags"]
+    folder, tags, audit = attempt["folder"], attempt["tags"], attempt["audit"]
     name = Path(folder).name if folder else attempts.name(attempt["code"])
     found = Evidence(attempt["change"], unchecked=attempt["unchecked"])
     fits = found.remark or "with the present code and data"
@@ -454,6 +462,7 @@ def _print_attempt(attempt: Attempt) -> None:
         "folder": shown(Path(folder)) if folder else "",
         "data root": attempt["data_root"],
         "MLflow run": attempt["run_id"],
+        "audit": audit and f"{audit['status']} on {audit['on'][:10]}: {audit['said']}",
         "problem": attempt["problem"],
     }
     for what, text in lines.items():

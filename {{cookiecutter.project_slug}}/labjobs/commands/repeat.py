@@ -1,45 +1,29 @@
-"""`repeat`: does the stored code of jobs still give the same results, bit for bit?
+"""`repeat`: does the stored code of jobs still give the same results, bit for bit? `audit`: and
+the present code, up to the first evaluation?
 
-Each attempt runs again in a temporary folder, from its stored code, with the packages that are
-installed now. Then the curves, the weights and the outputs for each test example are compared.
+Both run jobs again in a temporary folder, with the packages that are installed now.
 """
 
 import argparse
 import json
-import shutil
-import tarfile
+import random
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any
 
 from labjobs import exit_status, layout
 from labjobs.commands.inventory import Job, Project
-from labjobs.commands.replay import (
-    Recorded,
-    compare_outputs,
-    curve_difference,
-    curve_points,
-    replay,
-)
+from labjobs.commands.replay import Recorded, Repeated, repeated
 from labjobs.errors import JobError, SettingsError, cause
+from labjobs.files import record, write_shared
 from labjobs.job import attempts
-from labjobs.job.data_evidence import of_text
-from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
 from labjobs.job.terminal import Interruption, counted
 from labjobs.results import figure_files
-
-
-class Repeated(NamedTuple):
-    """The outcome of repeating an attempt: `same`, `different` or `not repeated`; in words, what is
-    the same, what differs first, or why it was not repeated; and what else differs from the record:
-    devices and versions of packages."""
-
-    status: str
-    said: str
-    conditions: tuple[str, ...] = ()
 
 
 def repeat_jobs(project: Project, given: argparse.Namespace) -> int:
@@ -47,28 +31,111 @@ def repeat_jobs(project: Project, given: argparse.Namespace) -> int:
 
     Raises SettingsError if a job or a figure does not exist.
     """
-    jobs = _named(project, given.what)
+    found = _outcomes(_named(project, given.what), given, _repeat)
+    if given.json:
+        print(json.dumps(found, indent=2))
+    return _status(found)
+
+
+def _repeat(job: Job | None, folder: Path) -> Repeated:
+    """Repeat the finished attempt that counts: the one with the present code, or else the
+    latest."""
+    if not job or not job.attempts:
+        raise JobError("it has not run in this folder of runs")
+    finished = [path for path in job.attempts if attempts.status_of(path) == "finished"]
+    if not finished:
+        raise JobError("it has not finished")
+    present = [path for path in finished if job.folder and path == job.folder.path]
+    return repeated(Recorded([*finished, *present][-1]), folder)
+
+
+USUAL = "3"
+"""How many jobs are audited, if it is not said."""
+
+COUNT = re.compile("[0-9]{1,4}")
+"""A number of jobs; the beginning of an id that is a number needs more digits."""
+
+
+def audit_jobs(project: Project, given: argparse.Namespace) -> int:
+    """Audit jobs, by default a few that are drawn at random, note what was found with each, and
+    print it; return the exit status, 0 if all are the same.
+
+    Raises SettingsError if a job or a figure does not exist, JobError if none can be drawn.
+    """
+    drawn: dict[str, Any] = {}
+    if len(given.what) > 1 or not COUNT.fullmatch(given.what[0]):
+        jobs = _named(project, given.what)
+    else:
+        every = {job.id: job for job in project.all() if _counts(job)}
+        if not every:
+            raise JobError("no job here has finished with the present code and data")
+        seed = random.randrange(10_000) if given.seed is None else given.seed
+        chosen = random.Random(seed).sample(sorted(every), min(int(given.what[0]), len(every)))
+        jobs, drawn = {job: every[job] for job in chosen}, {"of": len(every), "seed": seed}
+        if not given.json:
+            print(f"{len(jobs)} of {counted(len(every), 'finished job')}, drawn by --seed {seed}")
+    found = _outcomes(jobs, given, _audit)
+    if given.json:
+        print(json.dumps({**drawn, "jobs": found}, indent=2))
+    return _status(found)
+
+
+def _counts(job: Job) -> bool:
+    """Whether a job has finished here with the present code and data."""
+    return bool(job.folder and attempts.status_of(job.folder.path) == "finished")
+
+
+def _audit(job: Job | None, folder: Path) -> Repeated:
+    """Run the attempt that counts again, from the present code, and note what was found."""
+    if not job or not job.attempts:
+        raise JobError("it has not run in this folder of runs")
+    if not job.folder:
+        raise JobError(job.problem)
+    if change := job.folder.evidence.change:
+        raise JobError(f"from other code or data ({change}); repeat runs its stored code")
+    if not _counts(job):
+        raise JobError("it has not finished")
+    before = Recorded(job.folder.path)
+    found = repeated(before, folder, job.folder, whole=len(before.evaluated) < 2)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    note = record({"schema": 1, "id": job.id, **found._asdict(), "on": now})
+    try:
+        write_shared(before.path / layout.AUDIT, lambda file: file.write(note))
+    except OSError as error:  # the folder of another user
+        unnoted = f"not noted with the attempt: {cause(error)}"
+        found = found._replace(conditions=(*found.conditions, unnoted))
+    return found
+
+
+def _outcomes(
+    jobs: Mapping[str, Job | None],
+    given: argparse.Namespace,
+    run: Callable[[Job | None, Path], Repeated],
+) -> list[dict[str, Any]]:
+    """Run jobs again in a temporary folder, and return what came of it, for JSON, or print it."""
     found: dict[str, Repeated] = {}
     Interruption().listen()
     with TemporaryDirectory(prefix="repeat-", ignore_cleanup_errors=True) as folder:
         for job_id, job in jobs.items():
             if not given.json:
-                print(f"repeating job {job_id}: {job.words if job else ''}", flush=True)
+                print(f"{given.command}ing job {job_id}: {job.words if job else ''}", flush=True)
             try:
-                found[job_id] = _repeat(_attempt(job), Path(folder))
+                found[job_id] = run(job, Path(folder))
             except (JobError, OSError) as error:
                 found[job_id] = Repeated("not repeated", cause(error))
-            status, said, conditions = found[job_id]
+            status, said, conditions, until = found[job_id]
             if not given.json:
-                print("\n  ".join([f"job {job_id}: {status}: {said}", *conditions]))
-    if given.json:
-        plain = [{"job": job_id, **each._asdict()} for job_id, each in found.items()]
-        print(json.dumps(plain, indent=2))
-    else:
+                how = "" if until is None else f" {found[job_id].how}"
+                print("\n  ".join([f"job {job_id}: {status}{how}: {said}", *conditions]))
+    if not given.json:
         count = Counter(each.status for each in found.values())
         said = ", ".join(f"{count[word]} {word}" for word in ("same", "different", "not repeated"))
         print(f"{counted(len(found), 'job')}: {said}")
-    same = all(each.status == "same" for each in found.values())
+    return [{"job": job_id, **each._asdict()} for job_id, each in found.items()]
+
+
+def _status(found: Iterable[Mapping[str, Any]]) -> int:
+    same = all(each["status"] == "same" for each in found)
     return exit_status.DONE if same else exit_status.FAILED
 
 
@@ -94,91 +161,3 @@ def _named(project: Project, words: Iterable[str]) -> dict[str, Job | None]:
             with suppress(SettingsError):
                 found[job_id] = project.one(job_id)
     return found
-
-
-def _attempt(job: Job | None) -> Recorded:
-    """The finished attempt that counts: the one with the present code, or else the latest."""
-    if not job or not job.attempts:
-        raise JobError("it has not run in this folder of runs")
-    finished = [path for path in job.attempts if attempts.status_of(path) == "finished"]
-    if not finished:
-        raise JobError("it has not finished")
-    present = [path for path in finished if job.folder and path == job.folder.path]
-    return Recorded([*finished, *present][-1])
-
-
-def _repeat(attempt: Recorded, folder: Path) -> Repeated:
-    """Run an attempt again in a temporary folder, and compare. Raises JobError if that cannot be
-    done, OSError."""
-    attempt.check()
-    code, runs = folder / "code" / attempt.job, folder / "runs"
-    _write_code(attempt, code)
-    # Another job may have needed this one, with another attempt.
-    shutil.rmtree(runs / attempt.job, ignore_errors=True)
-    _copy_inputs(attempt, runs)
-    again = replay(attempt, code, attempt.flags(), folder, runs)
-    conditions = _conditions(attempt, again)
-    points = curve_points(attempt)
-    difference, arrays = curve_difference(points, curve_points(again)), dict[str, int]()
-    if not difference:
-        arrays, difference = compare_outputs(attempt.path, again.path)
-    if difference:
-        return Repeated("different", difference, conditions)
-    same = {"points of the curves": len(points), **arrays}
-    return Repeated("same", ", ".join(f"{n} {what}" for what, n in same.items()), conditions)
-
-
-def _conditions(before: Recorded, after: Recorded) -> tuple[str, ...]:
-    """What differed between two attempts: devices, threads, number formats, versions."""
-    was, now = (
-        {name: attempt.tag(name) for name in ("device", "gpu", "threads", "precision")}
-        | _versions(attempt)
-        for attempt in (before, after)
-    )
-    return tuple(
-        f"{name} {was.get(name) or 'unknown'}, now {now.get(name) or 'unknown'}"
-        for name in sorted({*was, *now}, key=str.lower)
-        if was.get(name) != now.get(name)
-    )
-
-
-def _versions(attempt: Recorded) -> dict[str, str]:
-    """The recorded versions of packages, by name, and Python's; empty if the list is missing."""
-    lines: list[str] = []
-    with suppress(JobError):
-        lines = attempt.copy(INSTALLED).read_text("utf-8").splitlines()
-    packages = (line.removeprefix("# ").replace("==", " ").rpartition(" ") for line in lines)
-    return {name: version for name, _, version in packages}
-
-
-def _write_code(attempt: Recorded, folder: Path) -> None:
-    """Write the code of an attempt and its engine into a folder. Raises JobError if a copy is
-    missing, or is not what was stored."""
-    for archive in (attempt.copy(CODE_COPY), attempt.copy(ENGINE_COPY)):
-        try:
-            with tarfile.open(archive) as packed:
-                members = [member for member in packed if member.isfile()]
-                opened = ((member.name, packed.extractfile(member)) for member in members)
-                copied = {name: file.read().decode() for name, file in opened if file}
-        except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-            raise JobError("the copy of its code is damaged") from error
-        if of_text(repr(copied)) != archive.name.removesuffix(".tar.gz").split("-")[-1]:
-            raise JobError("the copy of its code was changed after it was stored")
-        for name, text in copied.items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, "utf-8", newline="")
-
-
-def _copy_inputs(attempt: Recorded, runs: Path) -> None:
-    """Copy the attempts that an attempt is derived from, and those that they are derived from, with
-    the lists of what they have read. Raises JobError if one is missing."""
-    kept = attempt.path.parent.parent
-    for job, name in attempt.about.get("inputs", {}).items():
-        source = kept / job / name
-        if not attempts.begun(source):
-            raise JobError(f"its input, the attempt {job}/{name}, is missing")
-        shutil.copytree(source, runs / job / name, dirs_exist_ok=True)
-        if (kept / layout.DATA_LISTS).is_dir():
-            shutil.copytree(kept / layout.DATA_LISTS, runs / layout.DATA_LISTS, dirs_exist_ok=True)
-        _copy_inputs(Recorded(source), runs)

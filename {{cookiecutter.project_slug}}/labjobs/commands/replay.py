@@ -1,32 +1,40 @@
-"""Attempts that run again, for `repeat` and for `accept --verify`: what they logged, with which
-flags, and whether the results are the same, bit for bit.
+"""Attempts that run again, for `repeat`, `audit` and `accept --verify`: from their stored code or
+from the present one, and whether the results are the same, bit for bit.
 """
 
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zipfile import BadZipFile
 
 from labjobs import exit_status, layout
 from labjobs.cli.flags import as_text, option
 from labjobs.errors import JobError
-from labjobs.files import PROJECT
-from labjobs.job import code_evidence, data_evidence, journal, runtime
+from labjobs.files import CODE, PROJECT
+from labjobs.job import attempts, code_evidence, data_evidence, journal, runtime
+from labjobs.job.data_evidence import of_text
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import identity
-from labjobs.job.provenance import INSTALLED
+from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
 from labjobs.privacy import scrub
 from labjobs.tracking import costs, parquet
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+ELAPSED = "elapsed_seconds"
+"""The metric that each evaluation has: the seconds since the job began."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,20 @@ class Recorded:
         found = (line["tags"][name] for line in self.lines if name in line.get("tags", {}))
         return str(next(found, ""))
 
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Where it ran, as far as that can change bits."""
+        return {name: self.tag(name) for name in ("device", "gpu", "threads", "precision")}
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of packages, by name, and Python's; empty if the list is missing."""
+        lines: list[str] = []
+        with suppress(JobError):
+            lines = self.copy(INSTALLED).read_text("utf-8").splitlines()
+        packages = (line.removeprefix("# ").replace("==", " ").rpartition(" ") for line in lines)
+        return {name: version for name, _, version in packages}
+
     def copy(self, name: str) -> Path:
         """Return where a copy lies that settings.json names: of its code, of the engine, or the
         list of its packages. Raises JobError if there is none."""
@@ -68,8 +90,14 @@ class Recorded:
             raise JobError(f"its {what} is not in {self.path.parent.parent.name}/")
         return file
 
-    def check(self) -> None:
-        """Raise JobError if it cannot be repeated."""
+    @cached_property
+    def evaluated(self) -> dict[int, float]:
+        """Which of these lines are evaluations, with the seconds that had passed until then."""
+        logged = enumerate(line.get("metrics", {}) for line in self.lines)
+        return {number: metrics[ELAPSED] for number, metrics in logged if ELAPSED in metrics}
+
+    def check(self, job: JobFolder[Any] | None = None) -> None:
+        """Raise JobError if it cannot be repeated, by today's folder of the job if it is given."""
         settings = self.about.get("settings")
         if not settings:
             raise JobError("its settings.json is damaged or missing")
@@ -80,8 +108,9 @@ class Recorded:
         if settings.get("minutes"):
             raise JobError("its length is in minutes, so its number of steps varies")
         if (count := self.tag("processes")) not in ("", "1"):
-            raise JobError(f"it ran in {count} processes, and repeat starts only one")
-        change, why = data_evidence.compare(self.path, data_evidence.last_places(self.path))
+            raise JobError(f"it ran in {count} processes, and only one would be started")
+        places = job.places if job else data_evidence.last_places(self.path)
+        change, why = data_evidence.compare(self.path, places)
         if change:
             raise JobError(f"its data has changed ({change})")
         if why:
@@ -103,14 +132,99 @@ class Recorded:
         return [f"{option(name)}={as_text(value)}" for name, value in words.items()]
 
 
-def replay(
-    attempt: Recorded, code: Path, flags: Sequence[str], temporary: Path, runs: Path
-) -> Recorded:
+class Repeated(NamedTuple):
+    """The outcome of repeating an attempt: `same`, `different` or `not repeated`; in words, what is
+    the same, what differs first, or why it was not repeated; what else differs from the record,
+    such as devices and versions of packages; and the last step, unless it ran to its end."""
+
+    status: str
+    said: str
+    conditions: tuple[str, ...] = ()
+    until: int | None = None
+
+    @property
+    def how(self) -> str:
+        """How far it was repeated."""
+        return "to its end" if self.until is None else f"up to step {self.until}"
+
+
+def repeated(
+    before: Recorded, folder: Path, job: JobFolder[Any] | None = None, whole: bool = True
+) -> Repeated:
+    """Run an attempt again in a temporary folder, where others may have run, and compare.
+
+    It runs from its stored code or, with today's folder of the job, from the present code, which
+    may log more than it did; to its end, or only as far as its first evaluation. Raises JobError if
+    that cannot be done, OSError.
+    """
+    before.check(job)
+    # An evaluation in the background is logged some steps later.
+    lines = before.lines if whole else before.lines[: next(iter(before.evaluated), -1) + 1]
+    until = None if whole else max((line.get("step", 0) for line in lines), default=0)
+    if not (was := curve_points(lines)):
+        raise JobError("its journal has nothing to compare with")
+    code = CODE if job else _write_code(before, folder / "code" / before.job)
+    # Another job may have needed this one, with another attempt.
+    shutil.rmtree(folder / "runs" / before.job, ignore_errors=True)
+    _copy_inputs(before, folder / "runs")
+    flags = [*before.flags(job), *([f"--pause-after={until}"] if until else [])]
+    after = _replay(before, code, flags, folder)
+    now = curve_points(after.lines)
+    if job:
+        now = {point: now[point] for point in was if point in now}
+    difference, arrays = "", dict[str, int]()
+    if found := first_difference(was, now):
+        difference = "{1} at step {0} was {2} and is now {3}".format(*found)
+    elif whole:
+        arrays, difference = compare_outputs(before.path, after.path)
+    same = ", ".join(
+        f"{n} {what}" for what, n in {"points of the curves": len(was), **arrays}.items()
+    )
+    status = "different" if difference else "same"
+    return Repeated(status, difference or same, _conditions(before, after), until)
+
+
+def _write_code(attempt: Recorded, folder: Path) -> Path:
+    """Write the code of an attempt and its engine into a folder, and return it. Raises JobError if
+    a copy is missing, or is not what was stored."""
+    for archive in (attempt.copy(CODE_COPY), attempt.copy(ENGINE_COPY)):
+        try:
+            with tarfile.open(archive) as packed:
+                members = [member for member in packed if member.isfile()]
+                opened = ((member.name, packed.extractfile(member)) for member in members)
+                copied = {name: file.read().decode() for name, file in opened if file}
+        except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+            raise JobError("the copy of its code is damaged") from error
+        if of_text(repr(copied)) != archive.name.removesuffix(".tar.gz").split("-")[-1]:
+            raise JobError("the copy of its code was changed after it was stored")
+        for name, text in copied.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8", newline="")
+    return folder
+
+
+def _copy_inputs(attempt: Recorded, runs: Path) -> None:
+    """Copy the attempts that an attempt is derived from, and those that they are derived from, with
+    the lists of what they have read. Raises JobError if one is missing."""
+    kept = attempt.path.parent.parent
+    for job, name in attempt.about.get("inputs", {}).items():
+        source = kept / job / name
+        if not attempts.begun(source):
+            raise JobError(f"its input, the attempt {job}/{name}, is missing")
+        shutil.copytree(source, runs / job / name, dirs_exist_ok=True)
+        if (kept / layout.DATA_LISTS).is_dir():
+            shutil.copytree(kept / layout.DATA_LISTS, runs / layout.DATA_LISTS, dirs_exist_ok=True)
+        _copy_inputs(Recorded(source), runs)
+
+
+def _replay(attempt: Recorded, code: Path, flags: Sequence[str], temporary: Path) -> Recorded:
     """Run the script of an attempt again, as it is in the folder `code`; return the new attempt,
-    among others in `runs`. All else that is written lies in a temporary folder.
+    which like all that is written lies in a temporary folder.
 
     Raises JobError if it fails, OSError.
     """
+    runs = temporary / "runs"
     script = str(code / f"{attempt.about['script']}.py")
     # Without variables that would make it write elsewhere, or log something else.
     elsewhere = (parquet.VARIABLE, runtime.VARIABLE)
@@ -128,6 +242,16 @@ def replay(
     if len(found) != 1:
         raise JobError("with this code, it is another job")
     return Recorded(found[0])
+
+
+def _conditions(before: Recorded, after: Recorded) -> tuple[str, ...]:
+    """What differed between two attempts: devices, threads, number formats, versions."""
+    was, now = ({**attempt.conditions, **attempt.versions} for attempt in (before, after))
+    return tuple(
+        f"{name} {was.get(name) or 'unknown'}, now {now.get(name) or 'unknown'}"
+        for name in sorted({*was, *now}, key=str.lower)
+        if was.get(name) != now.get(name)
+    )
 
 
 def run(
@@ -163,7 +287,7 @@ def run(
 # Where results first differ: in the curves, the weights or the outputs for each test example.
 
 OTHER_EACH_TIME = (
-    "elapsed_seconds",
+    ELAPSED,
     "data_wait_fraction",
     "mfu",
     "find_",
@@ -178,24 +302,27 @@ Point = tuple[int, str]
 """A step and the name of a metric."""
 
 
-def curve_points(attempt: Recorded) -> dict[Point, str]:
+def curve_points(lines: Iterable[Mapping[str, Any]]) -> dict[Point, str]:
     """Return the points of all metrics that are the same each time, in the order in which they were
     logged; each value is a text that is different for different floats."""
     return {
         (line["step"], name): repr(value)
-        for line in attempt.lines
+        for line in lines
         for name, value in line.get("metrics", {}).items()
         if not (name.startswith(OTHER_EACH_TIME) or name.endswith(SPEED))
     }
 
 
-def curve_difference(before: dict[Point, str], after: dict[Point, str]) -> str:
-    """Return the first difference between points, by step, in words; empty if all are the same."""
+def first_difference(
+    before: Mapping[Point, str], after: Mapping[Point, str]
+) -> tuple[int, str, str, str] | None:
+    """Return the first difference between points, by step: the step, the metric, and its value
+    before and after, `missing` if it has none; None if all are the same."""
     for step, name in sorted({**before, **after}, key=lambda point: point[0]):
         was, now = (each.get((step, name), "missing") for each in (before, after))
         if was != now:
-            return f"{name} at step {step} was {was} and is now {now}"
-    return ""
+            return step, name, was, now
+    return None
 
 
 def compare_outputs(before: Path, after: Path) -> tuple[dict[str, int], str]:

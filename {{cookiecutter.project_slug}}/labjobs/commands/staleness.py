@@ -17,9 +17,8 @@ from typing import Any
 
 from labjobs import exit_status, layout
 from labjobs.commands.inventory import Job, Project
-from labjobs.commands.replay import Recorded, curve_difference, curve_points, replay
-from labjobs.errors import JobError, SettingsError, few
-from labjobs.files import CODE
+from labjobs.commands.replay import Recorded, Repeated, repeated
+from labjobs.errors import JobError, SettingsError, cause, few
 from labjobs.job import attempts, code_evidence, data_evidence, provenance
 from labjobs.job.code_evidence import Accepted
 from labjobs.job.folder import JobFolder
@@ -112,10 +111,14 @@ def _changes(job: Job, about: str) -> Iterator[Change]:
         if not part.startswith("file:"):  # files are not stored
             old = before["source"] if before else ""
             new = scrub(now.source(part), code=True) if part in now.parts else ""
-            titles = f"{name} of job {job.id}", f"{name} now"
-            lines = difflib.unified_diff(old.splitlines(), new.splitlines(), *titles, lineterm="")
-            diffs.append("\n".join(lines))
+            diffs.append(as_diff(old, new, f"{name} of job {job.id}", f"{name} now"))
         yield Change(name, what, diffs=diffs)
+
+
+def as_diff(before: str, after: str, title: str, other: str) -> str:
+    """Return how a text has changed, below the titles of both."""
+    lines = before.splitlines(), after.splitlines()
+    return "\n".join(difflib.unified_diff(*lines, title, other, lineterm=""))
 
 
 # `python jobs.py why JOB DEFINITION`: how a job's code reaches a definition.
@@ -238,14 +241,8 @@ def _accept(job: JobFolder[Any], because: str, replayed: Mapping[str, str]) -> b
 # `accept --verify` replays jobs with the present code: are the results the same, bit for bit? One
 # of each group that agrees in what has changed and in the settings that this reads.
 
-FIRST = 100
-"""The number of steps to replay of a long job, unless it is evaluated earlier."""
-
 SHORT = 300.0
 """Seconds of training up to which a job is replayed to its end, test results included."""
-
-COMPARED = ("train_", "val_", "test_", "best_", "lr")
-"""Beginnings of the names of metrics that are compared."""
 
 INDIRECT = {"vars", "getattr", "asdict", "astuple", "fields", "replace", "__dict__"}
 """Words in code that may read any setting."""
@@ -258,10 +255,11 @@ def _proofs(jobs: Sequence[JobFolder[Any]], verify: bool) -> dict[Codes, dict[st
     alike: dict[str, list[JobFolder[Any]]] = {}
     for job in jobs if verify else ():
         alike.setdefault(repr((_codes(job), _settings_read(job))), []).append(job)
-    for group in alike.values():
-        job = next((job for job in group if not inputs(job.settings)), group[0])
-        count = sum(_codes(each) == _codes(job) for each in jobs)
-        found[_codes(job)][job.id] = _verified(job, count)
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a courier may still write
+        for group in alike.values():
+            job = next((job for job in group if not inputs(job.settings)), group[0])
+            count = sum(_codes(each) == _codes(job) for each in jobs)
+            found[_codes(job)][job.id] = _verified(job, count, Path(folder))
     return found
 
 
@@ -307,48 +305,20 @@ def _passed(text: str, names: Set[str]) -> set[str]:
     return found
 
 
-def _verified(job: JobFolder[Any], alike: int) -> str:
+def _verified(job: JobFolder[Any], alike: int, folder: Path) -> str:
     """How far a job was replayed with the same bits; empty if they are others, or if it cannot be
     replayed: then nothing is accepted of the jobs, as many as are `alike`, that have its code."""
-    how = ""
+    assert job.latest
+    print(f"replaying job {job.id}: {job.name}", flush=True)
     try:
-        assert job.latest
         before = Recorded(job.latest)
-        lines = [line for line in before.lines if "elapsed_seconds" in line.get("metrics", {})]
-        short = all(line["metrics"]["elapsed_seconds"] <= SHORT for line in lines)
+        short = all(seconds <= SHORT for seconds in before.evaluated.values())
         whole = short and attempts.status_of(job.latest) == "finished"
-        until = None if whole else lines[0]["step"] if lines else FIRST
-        how = "to its end" if whole else f"up to step {until}"
-        print(f"replaying job {job.id} {how}: {job.name}", flush=True)
-        problem = _first_difference(job, before, until)
+        found = repeated(before, folder, job, whole)
     except (JobError, OSError) as error:
-        problem = f"cannot be replayed: {error}"
-    if problem:
-        line = f"not accepted for {counted(alike, 'job')}: job {job.id}: {problem}"
-        leave(exit_status.FAILED, line)
-    return "" if problem else how
-
-
-def _first_difference(job: JobFolder[Any], before: Recorded, until: int | None) -> str:
-    """How the present code's results differ from those that a job's journal has, up to a step or to
-    the end, in a few words; empty if all bits are the same. Raises JobError if they cannot be
-    compared."""
-    if inputs(job.settings):
-        raise JobError("it is derived from another job, whose results a replay does not have")
-    points = {
-        (step, name): value
-        for (step, name), value in curve_points(before).items()
-        if (until is None or step <= until) and name.startswith(COMPARED)
-    }
-    if not points:
-        raise JobError("its journal has nothing to compare with")
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # its courier may still write
-        flags = [*before.flags(job), *([f"--pause-after={until}"] if until else [])]
-        again = replay(before, CODE, flags, Path(folder), Path(folder) / "runs")
-        after = curve_points(again)
-        was, now = (each.tag("device") for each in (before, again))
-        if was != now:
-            raise JobError(f"it ran on {was}, and this is {now}")
-    # What else the present code logs does not count.
-    both = {point: after[point] for point in points if point in after}
-    return curve_difference(points, both)
+        found = Repeated("not repeated", f"cannot be replayed: {cause(error)}")
+    if found.status == "same":
+        return found.how
+    said = "; ".join([found.said, *found.conditions])
+    leave(exit_status.FAILED, f"not accepted for {counted(alike, 'job')}: job {job.id}: {said}")
+    return ""
