@@ -3,7 +3,6 @@
 The job runs a few times, for a few steps with few examples, in processes of its own and in a
 temporary folder. May import all that a job is made of; only launch imports it.
 
-    check     the command: prints an answer for each guarantee
     trials    trials of a job: whole, interrupted, watched, each in its own process; and what they
               say about each guarantee
     facts     the short job of a trial, and one that is recorded bit for bit
