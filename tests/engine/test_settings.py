@@ -11,7 +11,7 @@ from typing import Literal
 
 import pytest
 from labjobs import settings as metrics
-from labjobs.cli import registries
+from labjobs.cli import flags
 from labjobs.cli.parser import parse as parse_command
 from labjobs.errors import SettingsError
 from labjobs.job.identity import as_words, identity, inputs, job_id, restore, since
@@ -290,7 +290,7 @@ OTHER = 'OTHER = {"x": 1}\nOTHER["y"] = 2\n'
 @pytest.fixture
 def with_registry(tmp_path, monkeypatch):
     """Returns settings with a name out of a registry that stands in a module `parts`."""
-    monkeypatch.setattr(registries, "CODE", tmp_path)
+    monkeypatch.setattr(flags, "CODE", tmp_path)
 
     def make(source, file="parts.py", **rules):
         (tmp_path / file).parent.mkdir(exist_ok=True)
@@ -328,7 +328,7 @@ def test_a_registry_may_be_a_package_and_other_names_allowed(with_registry, caps
 def test_a_registry_that_cannot_be_read_is_named(with_registry, source, line):
     assert refusal(kind=with_registry(source)).startswith(line)
     nowhere = "parts.NAMES: there is no parts.py in the project"
-    (Path(registries.CODE) / "parts.py").unlink()
+    (Path(flags.CODE) / "parts.py").unlink()
     assert refusal(kind=with_registry(source, "other.py")) == nowhere
 
 

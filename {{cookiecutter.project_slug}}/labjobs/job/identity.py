@@ -20,8 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from labjobs.cli import flags
-from labjobs.cli.flags import as_plain, as_text
-from labjobs.cli.registries import parsed
+from labjobs.cli.flags import as_plain, as_text, parsed
 from labjobs.errors import SettingsError, cause, did_you_mean
 from labjobs.files import CODE, PROJECT, read_record, shown, write_record
 from labjobs.settings import JobId, Metric
