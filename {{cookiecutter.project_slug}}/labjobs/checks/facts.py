@@ -15,7 +15,7 @@ from functools import cache, partial
 from math import ceil
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -33,8 +33,6 @@ from labjobs.job.terminal import Paused
 from labjobs.sources import Place, is_students, place
 from labjobs.training.loop import Job
 from labjobs.training.progress import Length, Part, Position
-
-S = TypeVar("S")
 
 
 class Finding(NamedTuple):
@@ -326,18 +324,57 @@ class Few(Subset[Any]):
     """Some examples of a dataset. A class of its own: the loader then reads no others."""
 
 
-class ShortJob(Job[S]):
-    """A short job, which is interrupted at the first of the given moments that it reaches. If
-    `smaller`, batches have at most EXAMPLES; it is noted then whether that makes a difference."""
+# What is recorded of a job.
+
+
+class Kind(IntEnum):
+    """Kinds of facts, in the order in which they occur in a step. START and STATE are the states of
+    parts before and after training, BATCH is what job.steps() hands out."""
+
+    START = 0
+    BATCH = 1
+    TRAINING = 2
+    EVALUATION = 3
+    STATE = 4
+    RESULT = 5
+
+
+LOGGED = (Kind.TRAINING, Kind.EVALUATION, Kind.RESULT)
+"""Kinds of facts that the journal has."""
+
+
+class Fact(NamedTuple):
+    """Something recorded about a trial under this name; facts are sorted in the order of a job."""
+
+    step: int
+    kind: Kind
+    name: str
+
+
+Facts = Mapping[Fact, str]
+
+
+class ShortJob(Job[Any]):
+    """A short job whose `facts` are noted, and which is interrupted at the first of the given
+    moments that it reaches. If `smaller`, batches have at most EXAMPLES; it is noted then whether
+    that makes a difference."""
 
     stopped: Moment | None = None
+    resumed_at: Place | None = None
 
-    def __init__(self, folder: JobFolder[S], stops: Sequence[Moment], smaller: bool) -> None:
+    def __init__(self, folder: JobFolder[Any], stops: Sequence[Moment], smaller: bool) -> None:
         super().__init__(folder)
         self._most, self.smaller = EXAMPLES if smaller else sys.maxsize, False
         self._length = Length(SimpleNamespace(steps=STEPS))
         self._position = Position(SimpleNamespace(eval_every=str(EVERY)), self._length)
         self._stops = stops
+        self._named: Mapping[str, Part] = {}
+        self.facts: dict[Fact, str] = {}
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The argument of job.save_spec()."""
+        return self._spec
 
     def batches(  # type: ignore[override]  # one signature is enough here
         self, part: Dataset[Any] | None, batch_size: int | Sampler, *args: Any, **kwargs: Any
@@ -354,65 +391,6 @@ class ShortJob(Job[S]):
             # From all over the dataset, which may be sorted.
             part = Few(part, [number * every // count for number in range(count)])
         return super().batches(part, size, *args, **kwargs)
-
-    def _first_state(self) -> dict[str, Any]:
-        return {}  # the last step of the job of --init-from is far beyond the end of this one
-
-    def _pause_if_due(self) -> None:
-        if not self._position.evaluating:
-            self._stop(Moment(self.step))
-
-    def _check_evaluation(self) -> None:
-        in_background = threading.current_thread() is not threading.main_thread()
-        if self._position.evaluating and not self._position.over and not in_background:
-            self._stop(Moment(self.step, evaluating=True))
-
-    def _stop(self, now: Moment) -> None:
-        if now in self._stops:
-            self.stopped = now
-            raise Paused("for a moment")
-
-
-# What is recorded of a job.
-
-
-class Kind(IntEnum):
-    """Kinds of facts, in the order in which they occur in a step. START and STATE are the states of
-    parts before and after training, BATCH is what job.steps() hands out."""
-
-    START = 0
-    BATCH = 1
-    TRAINING = 2
-    EVALUATION = 3
-    STATE = 4
-    RESULT = 5
-
-
-class Fact(NamedTuple):
-    """Something recorded about a trial under this name; facts are sorted in the order of a job."""
-
-    step: int
-    kind: Kind
-    name: str
-
-
-Facts = Mapping[Fact, str]
-
-
-class Recorded(ShortJob[S]):
-    """A job whose `facts` are noted."""
-
-    resumed_at: Place | None = None
-
-    def __init__(self, folder: JobFolder[S], stops: Sequence[Moment], smaller: bool) -> None:
-        super().__init__(folder, stops, smaller)
-        self.facts: dict[Fact, str] = {}
-        self._named: Mapping[str, Part] = {}
-
-    @property
-    def spec(self) -> dict[str, Any]:
-        """The argument of job.save_spec()."""
-        return self._spec
 
     def resume(self, **training: Part) -> None:
         """Note the state that training begins with."""
@@ -437,6 +415,23 @@ class Recorded(ShortJob[S]):
     def _note_states(self, step: int, kind: Kind) -> None:
         for name, part in self._named.items():
             self.facts[Fact(step, kind, name)] = digest(part.state_dict())
+
+    def _first_state(self) -> dict[str, Any]:
+        return {}  # the last step of the job of --init-from is far beyond the end of this one
+
+    def _pause_if_due(self) -> None:
+        if not self._position.evaluating:
+            self._stop(Moment(self.step))
+
+    def _check_evaluation(self) -> None:
+        in_background = threading.current_thread() is not threading.main_thread()
+        if self._position.evaluating and not self._position.over and not in_background:
+            self._stop(Moment(self.step, evaluating=True))
+
+    def _stop(self, now: Moment) -> None:
+        if now in self._stops:
+            self.stopped = now
+            raise Paused("for a moment")
 
 
 def measured(attempt: Path, declared: Mapping[str, Any]) -> dict[Fact, str]:

@@ -15,17 +15,17 @@ from functools import cached_property, partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from labjobs import attempt, layout
 from labjobs.checks.facts import (
+    LOGGED,
     STEPS,
     Answer,
     Fact,
     Finding,
     Kind,
     Moment,
-    Recorded,
     ShortJob,
     difference,
     first_difference,
@@ -41,7 +41,6 @@ from labjobs.job.terminal import Stopped
 from labjobs.settings import Metric, value_at_start
 from labjobs.sources import Place, declaration, reached, words_of
 
-S = TypeVar("S")
 T = TypeVar("T")
 
 FORK = multiprocessing.get_context("fork")
@@ -86,11 +85,16 @@ class Outcome:
     failure: Failure | None = None
 
 
-class Trials(Generic[S]):
+class Trials:
     """The trials of a job, each run in a folder of its own below `root` when it is needed."""
 
     def __init__(
-        self, job: JobFolder[S], main: attempt.Main, check: attempt.Check, root: Path, smaller: bool
+        self,
+        job: JobFolder[Any],
+        main: attempt.Main,
+        check: attempt.Check,
+        root: Path,
+        smaller: bool,
     ) -> None:
         self.job = job
         self._main, self._check = main, check
@@ -100,14 +104,14 @@ class Trials(Generic[S]):
     @cached_property
     def whole(self) -> Outcome:
         """The outcome of the job without interruptions."""
-        return _in_process(partial(self._recorded, "whole", ()))
+        return _in_process(partial(self._trial, "whole", ShortJob))
 
     @cached_property
     def interrupted(self) -> Outcome:
         """The outcome of the job, interrupted at each of MOMENTS and continued in a new process."""
         whole, left = Outcome(), list(MOMENTS)
         while True:
-            part = _in_process(partial(self._recorded, "interrupted", left))
+            part = _in_process(partial(self._trial, "interrupted", ShortJob, left))
             whole = replace(part, facts=whole.facts | part.facts, stops=whole.stops + part.stops)
             if not part.stops:
                 return whole
@@ -116,20 +120,25 @@ class Trials(Generic[S]):
     @cached_property
     def watched(self) -> Outcome:
         """The outcome of the job while it is looked at."""
-        return _in_process(self._watched)
+        found = _in_process(partial(self._trial, "watched", Watched))
+        if found.failure:
+            unseen = Answer(unknown=f"since looking at the job failed: {found.failure.error}")
+            return replace(found, seen=Seen(unseen, unseen, unseen, unseen))
+        return found
 
     @property
     def bits_may_differ(self) -> bool:
         """Whether the job runs on a device that may give different bits each time."""
         return self.whole.device != "cpu" and not self.job.runtime.deterministic
 
-    def _recorded(self, name: str, stops: Sequence[Moment]) -> Outcome:
+    def _trial(self, name: str, kind: type[ShortJob], stops: Sequence[Moment] = ()) -> Outcome:
         folder = self._folder_of(name)
-        job = Recorded(folder, stops, self._smaller)
+        job = kind(folder, stops, self._smaller)
         failure = self._run(folder, job)
         return Outcome(
             job.facts if failure else job.facts | measured(folder.path, folder.metrics),
             (job.stopped,) if job.stopped else (),
+            seen=job.seen() if isinstance(job, Watched) else Seen(),
             spec=job.spec,
             resumed_at=job.resumed_at,
             smaller=job.smaller,
@@ -138,15 +147,7 @@ class Trials(Generic[S]):
             failure=failure,
         )
 
-    def _watched(self) -> Outcome:
-        folder = self._folder_of("watched")
-        job = Watched(folder, (), self._smaller)
-        if failure := self._run(folder, job):
-            unseen = Answer(unknown=f"since looking at the job failed: {failure.error}")
-            return Outcome(failure=failure, seen=Seen(unseen, unseen, unseen, unseen))
-        return Outcome(measured(folder.path, folder.metrics), seen=job.seen())
-
-    def _folder_of(self, name: str) -> JobFolder[S]:
+    def _folder_of(self, name: str) -> JobFolder[Any]:
         """Make the folder of a trial, and write what the process prints into it."""
         root, mine = self._temporary / name, self.job
         runtime = replace(mine.runtime, runs_root=root, **RUNTIME)  # type: ignore[arg-type]
@@ -158,7 +159,7 @@ class Trials(Generic[S]):
             os.dup2(output.fileno(), 2)
         return folder
 
-    def _run(self, folder: JobFolder[S], job: ShortJob[S]) -> Failure | None:
+    def _run(self, folder: JobFolder[Any], job: ShortJob) -> Failure | None:
         """Do a job as an attempt does; returns why it failed, if it did."""
         try:
             self._check(job)
@@ -211,7 +212,7 @@ SLACK = 0.5
 examples are measured, with weights of any scale."""
 
 
-def answers(trials: Trials[Any]) -> Iterator[tuple[str, Answer]]:
+def answers(trials: Trials) -> Iterator[tuple[str, Answer]]:
     """Yield each guarantee with its answer."""
     yield "exact resume", _exact_resume(trials)
     yield "the same bits twice", _same_bits(trials)
@@ -225,7 +226,7 @@ def answers(trials: Trials[Any]) -> Iterator[tuple[str, Answer]]:
     yield "settings", _settings(trials)
 
 
-def _exact_resume(trials: Trials[Any]) -> Answer:
+def _exact_resume(trials: Trials) -> Answer:
     """Does a job that is interrupted and continued end with the same bits?"""
     whole, parts = trials.whole, trials.interrupted
     if parts.failure:
@@ -252,7 +253,7 @@ def _exact_resume(trials: Trials[Any]) -> Answer:
     return Answer((Finding(place, f"{said}: {why}"),))
 
 
-def _same_bits(trials: Trials[Any]) -> Answer:
+def _same_bits(trials: Trials) -> Answer:
     """Does the same seed give the same bits again?"""
     seen, whole = trials.watched.seen, trials.whole
     found = _before_interruption(trials)
@@ -266,7 +267,7 @@ def _same_bits(trials: Trials[Any]) -> Answer:
     return Answer((Finding(whole.resumed_at, f"{said}; is something random without a seed?"),))
 
 
-def _before_interruption(trials: Trials[Any]) -> Fact | None:
+def _before_interruption(trials: Trials) -> Fact | None:
     """The first fact that differs before the trial was interrupted: until then, an interrupted
     trial is the same job run again."""
     again = trials.interrupted
@@ -277,9 +278,9 @@ def _before_interruption(trials: Trials[Any]) -> Fact | None:
     return found if before else None
 
 
-def _evaluation(trials: Trials[Any]) -> Answer:
+def _evaluation(trials: Trials) -> Answer:
     """Does evaluation leave training alone, and does it give the same result again?"""
-    seen, metrics = trials.watched.seen, trials.watched.facts
+    seen = trials.watched.seen
     if trials.watched.failure:
         return seen.waits  # why nothing could be looked at
     if seen.in_background:
@@ -290,8 +291,9 @@ def _evaluation(trials: Trials[Any]) -> Answer:
     # What is random in evaluation, in at most one line.
     drew = [each for each in seen.evaluations if each.drew]
     place, drawn = (drew or seen.evaluations)[0].place, ": random numbers are drawn" if drew else ""
-    whole = {fact: value for fact, value in trials.whole.facts.items() if fact in metrics}
-    differs = first_difference(whole, metrics)
+    both = trials.whole.facts, trials.watched.facts
+    logged = ({f: v for f, v in facts.items() if f.kind in LOGGED} for facts in both)
+    differs = first_difference(*logged)
     if differs and differs.kind != Kind.TRAINING:
         text = f"{differs.name} is not the same when it is evaluated again{drawn}"
         found.append(Finding(place, text))
@@ -300,7 +302,7 @@ def _evaluation(trials: Trials[Any]) -> Answer:
     return Answer(tuple(found))
 
 
-def _loss_at_start(trials: Trials[Any]) -> Answer:
+def _loss_at_start(trials: Trials) -> Answer:
     """Does the first step measure the values that METRICS declares?"""
     declared: dict[str, Metric] = dict(trials.job.metrics)
     wanted = {name: metric for name, metric in declared.items() if metric.at_start is not None}
@@ -331,7 +333,7 @@ WHOLE = {"asdict", "astuple", "fields", "vars", "__dict__"}
 """Names by which code reads all settings."""
 
 
-def _settings(trials: Trials[Any]) -> Answer:
+def _settings(trials: Trials) -> Answer:
     """Does the code that was imported read each setting?"""
     read = {word for file in trials.whole.imported for word in words_of(Path(file))}
     if whole := sorted(read & WHOLE):

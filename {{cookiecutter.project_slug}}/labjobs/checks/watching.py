@@ -13,7 +13,7 @@ from datetime import datetime
 from difflib import get_close_matches
 from linecache import getline
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +44,6 @@ from labjobs.files import CODE
 from labjobs.job.folder import JobFolder
 from labjobs.sources import Place, is_students, place
 from labjobs.training.progress import Part
-
-S = TypeVar("S")
 
 ALIKE = 0.8
 """The similarity of two names, of which one is probably a misspelling of the other; 1 is equal."""
@@ -348,13 +346,12 @@ class Seen:
     """Where a clock is first read."""
 
 
-class Watched(ShortJob[S]):
+class Watched(ShortJob):
     """A job that is looked at."""
 
-    def __init__(self, folder: JobFolder[S], stops: Sequence[Moment], smaller: bool) -> None:
+    def __init__(self, folder: JobFolder[Any], stops: Sequence[Moment], smaller: bool) -> None:
         super().__init__(folder, stops, smaller)
         self._seen = Seen()
-        self._named: Mapping[str, Part] = {}
         self._datasets: list[Dataset[Any]] = []
         self._waits, self._differences = Waits(self.device), Differences()
         self._gradients: Gradients | None = None
@@ -392,9 +389,8 @@ class Watched(ShortJob[S]):
         return made
 
     def resume(self, **training: Part) -> None:
-        """Note the parts that the student passes to job.resume()."""
+        """Look at the parts that the student passes to job.resume()."""
         super().resume(**training)
-        self._named = training
         for part in training.values():
             if isinstance(part, nn.Module):
                 self._waits.mark([*part.parameters(), *part.buffers()])
