@@ -22,7 +22,7 @@ import torchvision
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
 from labjobs.training import checkpoints
-from labjobs.training.state import TrainingState
+from labjobs.training.checkpoints import TrainingState
 from pages import machine, page, spread
 from torch import nn
 from torch.nn.functional import cross_entropy

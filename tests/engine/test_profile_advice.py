@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from labjobs.training.profile import Watched, advice, report
+from labjobs.training.probes import Watched, advice, report
 
 CPU = Watched(
     steps=10,

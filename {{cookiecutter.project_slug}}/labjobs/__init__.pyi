@@ -30,6 +30,7 @@ from labjobs.errors import did_you_mean as did_you_mean
 from labjobs.errors import first_line as first_line
 from labjobs.files import CODE as CODE
 from labjobs.files import PROJECT as PROJECT
+from labjobs.training.checkpoints import best_weights as best_weights
 from labjobs.training.classifiers import Normalized as Normalized
 from labjobs.training.classifiers import freeze_backbone as freeze_backbone
 from labjobs.training.classifiers import torchvision_classifier as torchvision_classifier
@@ -44,4 +45,3 @@ from labjobs.training.optim import Muon as Muon
 from labjobs.training.optim import clip_gradients as clip_gradients
 from labjobs.training.optim import hidden_groups as hidden_groups
 from labjobs.training.progress import Stateful as Stateful
-from labjobs.training.state import best_weights as best_weights

@@ -31,7 +31,7 @@ from labjobs.files import PROJECT, read_json, shown
 from labjobs.job import attempts, journal
 from labjobs.job.terminal import Interruption, leave
 from labjobs.sources import fault
-from labjobs.training import state
+from labjobs.training import checkpoints
 
 MODEL, WEIGHTS, ABOUT, README = "model.pt2", "weights.safetensors", "job.json", "README.md"
 
@@ -80,7 +80,7 @@ def export(found: Job, out: Path | None, as_json: bool) -> int:
 
 
 def _export(job: str, runs_root: Path, out: Path) -> None:
-    attempt, evidence = state.attempt_to_load(job, runs_root)
+    attempt, evidence = checkpoints.attempt_to_load(job, runs_root)
     loaded, example = _loaded(job, runs_root)
     status = attempts.status_of(attempt) or "not finished"
     if remark := evidence.remark:

@@ -2,12 +2,11 @@
 
 loop         Job: the loop's position, steps, epochs, logging; background: what runs beside it
 progress     how long a job is, where it is, and how fast
-state        what a checkpoint holds; checkpoints: their files
+checkpoints  what a checkpoint holds, and their files
 init_from    weights of another job, and longer jobs
-compilation  the forward pass, compiled and under autocast
+compilation  the forward pass, compiled and under autocast; a step as one CUDA graph
 meters       means of what is measured; outputs: what is kept of examples
 optim        Muon, EMA, clipping, early stopping, gradients of several processes
 classifiers  torchvision's networks
-probes       what `find` measures in a job
-profile      --profile
+probes       what `find` measures in a job, and --profile
 """

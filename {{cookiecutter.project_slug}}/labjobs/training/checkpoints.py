@@ -1,29 +1,45 @@
-"""Checkpoints on disk: a whole file or none, sealed, with nothing but data in it.
+"""All that a training loop needs to continue where it was, in the job's `last.pt`.
 
-A checkpoint is what `torch.save` writes, and `torch.load` opens it. It is a zip archive; its
-comment, at the file's end, is the seal: the SHA-256 of all before it. torch checks no checksum of
-its own, so without a seal a flipped bit would be a changed weight.
+Each part has `state_dict()` and `load_state_dict()`. By time, all of them are copied, and a thread
+writes the copy while training goes on. The best weights so far are in `last.pt` as well as in
+`best.pt`, so the two always fit together.
 """
 
 import hashlib
 import os
 import pickle
+import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from labjobs import devices
-from labjobs.distributed.collectives import gathered, is_divided
-from labjobs.errors import Diverged, JobError
+from labjobs import devices, layout
+from labjobs.data import trees
+from labjobs.distributed.collectives import Processes, gathered, is_divided, own
+from labjobs.errors import Diverged, JobError, first_line
 from labjobs.files import shown, sync_folder
-from labjobs.job.journal import Damaged
+from labjobs.job import attempts
+from labjobs.job.attempts import Evidence
+from labjobs.job.identity import restore
+from labjobs.job.journal import Damaged, Journal
+from labjobs.job.terminal import log
+from labjobs.training.progress import Part
+
+# Checkpoints on disk: a whole file or none, sealed, with nothing but data in it.
+#
+# A checkpoint is what `torch.save` writes, and `torch.load` opens it. It is a zip archive; its
+# comment, at the file's end, is the seal: the SHA-256 of all before it. torch checks no checksum of
+# its own, so without a seal a flipped bit would be a changed weight.
 
 MARK = b"sha256:"
 SEAL = len(MARK) + 64
@@ -206,3 +222,235 @@ def _finite(weight: Any) -> bool:
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         return True
     return bool(np.isfinite(weight.float().numpy(force=True)).all())
+
+
+# What a training loop continues from, and what it has kept.
+
+CPU = torch.device("cpu")
+MB = 1e6
+SCHEMA = 1
+
+
+class TrainingState:
+    """The parts of a training loop and their  `best` is the content of best.pt.
+
+    Of several processes, all make the same calls; process 0 writes. With `shard`, what is divided
+    among them is gathered for it, and divided again by the parts that load it, among any number.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        journal: Journal,
+        minutes: float,
+        processes: Processes | None = None,
+        shard: bool = False,
+    ) -> None:
+        self._folder, self._journal = folder, journal
+        self._processes, self._shard = processes or Processes(), shard
+        self._writes = self._processes.rank.number == 0
+        self._parts: dict[str, Part] = {}
+        self._interval = 60 * minutes
+        self._saved = time.monotonic()
+        self._writer = Writer()
+        self._last: Future[None] | None = None
+        """The writing of last.pt."""
+        self.best: dict[str, Any] = {}
+
+    def add(self, parts: Mapping[str, Part]) -> None:
+        """Register parts.
+
+        Raises JobError for one without a state that can be restored, or a name used twice.
+        """
+        for name, part in parts.items():
+            if name in self._parts:
+                raise JobError(f"job.resume: two parts are named {name}")
+            if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+                raise JobError(f"job.resume: {name} needs state_dict() and load_state_dict()")
+            if self._shard and isinstance(part, Optimizer):
+                from labjobs.distributed import fsdp  # slow
+
+                fsdp.prepare(part)
+            self._parts[name] = part
+            self._state_of(name)
+
+    @property
+    def due(self) -> bool:
+        """Whether this process finds that it is time for a checkpoint. Raises OSError if the last
+        could not be written."""
+        self._writer.check()
+        late = time.monotonic() - self._saved > self._interval
+        # It may queue behind best.pt, which some loops write in every step, but not behind another.
+        return self._writes and late and (self._last is None or self._last.done())
+
+    def save(self, changed: Mapping[str, Any] | None = None) -> None:
+        """Copy all parts and have the copy written; `changed` replaces the states of some."""
+        states = {name: self._state_of(name) for name in self._parts} | dict(changed or {})
+        if not (self._writes or self._shard):
+            return
+        content = on_host({"schema": SCHEMA, "parts": states})
+        if not self._writes:
+            return
+        content |= {"best": self.best, "lines": self._journal.mark}
+        self._journal.flush()
+        self._writer.act(self._journal.sync)  # no checkpoint is ahead of the journal
+        models = [name for name, part in self._parts.items() if isinstance(part, nn.Module)]
+        finite = {name: content["parts"][name] for name in models}
+        last, previous = self._folder / layout.LAST, self._folder / layout.PREVIOUS
+        self._last = self._writer.write(last, content, finite, previous)
+        self._saved = time.monotonic()
+
+    def keep_best(self, content: dict[str, Any]) -> None:
+        """Write best.pt; the values must not change any more."""
+        self.best = content
+        if self._writes:
+            self._writer.write(self._folder / layout.BEST, content, content.get("models", {}))
+        elif self._shard:  # whole weights are in process 0 alone
+            self.best = content | {"models": {}}
+
+    def finish(self) -> None:
+        """Return once everything is written. Raises what a write raised."""
+        if self._writes:
+            self._writer.close()
+            (self._folder / layout.PREVIOUS).unlink(missing_ok=True)
+        if self._shard:
+            self._log_held()  # the others wait for process 0 here
+            if not self._writes and (path := self._folder / layout.BEST).exists():
+                self.best = mapped(path)
+
+    def _log_held(self) -> None:
+        """Say in the log how much of the weights and the optimizer's state each process holds."""
+        states = [part.state_dict() for part in self._parts.values()]
+        divided = [leaf for leaf in trees.leaves(states) if is_divided(leaf)]
+        held = self._processes.everyones(sum(own(each).nbytes for each in divided))
+        parts = ", ".join(f"{each / MB:.3g}" for each in held)
+        whole = sum(each.nbytes for each in divided) / MB
+        log.info("--shard: of %.3g MB of state the processes hold %s MB", whole, parts)
+
+    def close(self) -> None:
+        """Wait for what is being written. Raises what a write raised."""
+        self._writer.close()
+
+    def restore(self, other: Callable[[], dict[str, Any]]) -> None:
+        """Continue from the newest whole checkpoint, or else from what `other` returns, if that is
+        not empty.
+
+        Raises JobError for a checkpoint that does not fit the code or the journal.
+        """
+        # Process 0 reads before the others, as it puts damaged files aside, and writes new ones
+        # only when all have read the old.
+        if not self._writes:
+            self._processes.wait()
+        self._load(self._read() or other())
+        if self._writes:
+            self._processes.wait()
+        self._processes.wait()
+
+    def _load(self, content: dict[str, Any]) -> None:
+        if not content:
+            return
+        self._journal.check_reaches(content["lines"])
+        for name, part in self._parts.items():
+            if name not in content.get("parts", {}):
+                log.warning("the checkpoint has no %s, which starts from its initial state", name)
+                continue
+            try:
+                part.load_state_dict(content["parts"][name])
+            except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+                raise JobError(
+                    f"its checkpoint does not fit the code ({name}: {first_line(error)}); "
+                    f"--force starts over, or delete {shown(self._folder)}"
+                ) from error
+        if content.get("best"):
+            self.keep_best(content["best"])
+
+    def _state_of(self, name: str) -> dict[str, Any]:
+        state = self._parts[name].state_dict()
+        try:
+            check_plain(state)
+        except TypeError as error:
+            raise JobError(
+                f"job.resume: the state of {name} holds {error}; only tensors and plain values can "
+                "be restored"
+            ) from error
+        return state
+
+    def _read(self) -> dict[str, Any]:
+        """The newest checkpoint that is whole; nothing if there is none.
+
+        A damaged one is put aside, so that it never takes the place of a whole `previous.pt`.
+        """
+        paths = [self._folder / name for name in layout.CHECKPOINTS]
+        found = [path for path in paths if path.exists()]
+        for path in found:
+            try:
+                # With --shard process 0 has checked it, and the others need their parts alone.
+                others = self._shard and not self._writes
+                content = mapped(path) if others else load(path, CPU)
+            except Damaged:
+                aside = path.replace(path.with_suffix(".damaged"))
+                log.warning("%s is damaged; it was put aside as %s", path.name, aside.name)
+            else:
+                log.info("continuing from %s", path.name)
+                return content
+        if found:
+            log.warning("no checkpoint is left; starting over")
+        elif self._journal.has_points:
+            log.info(
+                "there was no checkpoint yet (one is made every %g minutes: --checkpoint-minutes); "
+                "starting over",
+                self._interval / 60,
+            )
+        return {}
+
+
+# What a job has kept, read back: its best weights, and what they belong to.
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Best(Generic[S]):
+    """A job's best weights by model name, with its settings, spec and metrics."""
+
+    settings: S
+    spec: dict[str, Any]
+    weights: dict[str, dict[str, Tensor]]
+    metrics: dict[str, float]
+
+
+def best_weights(job_id: str, kind: type[S], runs_root: Path | None = None) -> Best[S]:
+    """Return what a job kept as its best, on the CPU; its settings are of the given kind.
+
+    Of several attempts it is the one with the present code and data, or else the last one that
+    finished.
+    Raises JobError if it has kept no weights or they are damaged, and within a job if it is not one
+    of that job's inputs or from other code or data; SettingsError if today's settings cannot say
+    what the job's were.
+    """
+    attempt, evidence = attempt_to_load(job_id, runs_root)
+    try:
+        kept = load(attempt / layout.BEST, CPU)
+    except Damaged as error:
+        line = f"{shown(attempt / layout.BEST)} is damaged; --force makes the job start over"
+        raise JobError(line) from error
+    settings = restore(kind, kept["settings"])
+    attempts.refuse_input(job_id, evidence.change)
+    if evidence.remark:
+        warnings.warn(f"job {job_id}: {evidence.remark}", stacklevel=3)
+    return Best(settings, kept["spec"], kept["models"], kept["metrics"])
+
+
+def attempt_to_load(job_id: str, runs_root: Path | None = None) -> tuple[Path, Evidence]:
+    """Return the folder of the attempt whose weights count, and whether it has the present code and
+    data. Raises JobError if the job has kept no weights."""
+    root = runs_root or attempts.runs_root()
+    job = root / job_id
+    found = [path for path in attempts.all_of(job) if (path / layout.BEST).exists()]
+    if not found:
+        raise JobError(
+            f"{shown(job)}/*/best.pt: not found; a job keeps weights from its first evaluation on"
+        )
+    found.sort(key=lambda path: attempts.status_of(path) == "finished")
+    each = [(path, attempts.evidence_of(job_id, path, root)) for path in reversed(found)]
+    return next((one for one in each if not one[1].change), each[0])

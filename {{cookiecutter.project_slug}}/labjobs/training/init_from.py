@@ -27,7 +27,6 @@ from labjobs.job.terminal import log
 from labjobs.settings import Span, Weights
 from labjobs.training import checkpoints
 from labjobs.training.progress import Length, Position
-from labjobs.training.state import CPU
 
 # Whether a longer job may continue a shorter one.
 #
@@ -278,7 +277,7 @@ class Beginning:
 
     def _opened(self, path: Path) -> dict[str, Any]:
         try:
-            return checkpoints.load(path, CPU)
+            return checkpoints.load(path, checkpoints.CPU)
         except Damaged as error:
             line = f"its {path.name} is damaged; run that job again with --force"
             raise JobError(f"{self._flag}: {line}") from error

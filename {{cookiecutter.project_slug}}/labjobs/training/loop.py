@@ -38,15 +38,20 @@ from labjobs.job.terminal import Interrupted, Paused, log
 from labjobs.settings import Span
 from labjobs.training import checkpoints, compilation, outputs, probes
 from labjobs.training.background import Background
-from labjobs.training.compilation import Prepared, UsualShapes
-from labjobs.training.graphs import GraphedStep, Step, rounded_rates
+from labjobs.training.checkpoints import TrainingState
+from labjobs.training.compilation import (
+    GraphedStep,
+    Prepared,
+    Step,
+    UsualShapes,
+    rounded_rates,
+)
 from labjobs.training.init_from import Beginning, Factor, Trained
 from labjobs.training.meters import TrainMeter, check_ranges, numbers
 from labjobs.training.optim import Count, SharedGradients, parts_of
 from labjobs.training.outputs import Outputs, Value
-from labjobs.training.probes import NoiseScale, Pace, Watcher
+from labjobs.training.probes import NoiseScale, Pace, Profile, Watcher
 from labjobs.training.progress import Length, Part, Position, Report, Stopwatch
-from labjobs.training.state import TrainingState
 
 S = TypeVar("S")
 F = TypeVar("F", bound=compilation.Function)
@@ -132,8 +137,6 @@ class Job(Generic[S]):
         self._warn_of_other_device()
         running = purpose.purpose()  # `jobs.py find` runs jobs too
         if steps := self.runtime.profile:
-            from labjobs.training.profile import Profile  # slow to import
-
             self._watcher = Profile(steps, self._folder.path, self.device, journal.files)
         elif running in (purpose.FIND_BATCH_SIZE, purpose.FIND_WORKERS):
             self._watcher = Pace(self.device, journal, lambda: self.step)
