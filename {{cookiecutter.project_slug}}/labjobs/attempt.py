@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from labjobs.training.loop import Job
 
 S = TypeVar("S")
-NOTICE = 2.0
-"""Seconds within which the processes of a job learn which of them has ended."""
+NOTICE = 2.0  # seconds within which the processes of a job learn which of them has ended
 
 Main = Callable[["Job[Any]"], Mapping[str, float]]
 Check = Callable[["Job[Any]"], object]
@@ -53,14 +52,9 @@ class Attempt(Generic[S]):
     Ends the process if the job is finished already, or running elsewhere.
     """
 
-    processes: "Processes | None" = None
-    """The processes of a job that has several (launch.py)."""
-
-    _temporary: Path | None = None
-    """A folder that is removed at the end."""
-
-    _courier: Courier | None = None
-    """What uploads the results, unless the job is not stored."""
+    processes: "Processes | None" = None  # the processes of a job that has several (launch.py)
+    _temporary: Path | None = None  # a folder that is removed at the end
+    _courier: Courier | None = None  # what uploads the results, unless the job is not stored
 
     def __init__(self, folder: JobFolder[S]) -> None:
         self._folder = folder

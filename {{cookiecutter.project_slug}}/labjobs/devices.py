@@ -23,8 +23,7 @@ from labjobs import machine
 from labjobs.distributed.collectives import Processes
 from labjobs.errors import JobError, SettingsError
 
-KINDS = ("cuda", "mps")
-"""Accelerators that a job can run on."""
+KINDS = ("cuda", "mps")  # accelerators that a job can run on
 
 ALLOCATIONS = 100_000
 """Allocations of memory that are remembered, the last ones; a step makes some thousands."""

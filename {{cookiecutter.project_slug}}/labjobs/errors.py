@@ -6,8 +6,7 @@ import os
 import re
 from collections.abc import Iterable
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Numbers of the errors by which a disk is full."""
+FULL = (errno.ENOSPC, errno.EDQUOT)  # numbers of the errors by which a disk is full
 
 
 class SettingsError(Exception):

@@ -117,8 +117,7 @@ def _code() -> Path:
     return Path(os.environ.get("PROJECT_FOLDER", here))
 
 
-CODE = _code()
-"""The folder that the student's code lies in: the project's, or a sweep's copy of it."""
+CODE = _code()  # the folder that the student's code lies in: the project's, or a sweep's copy of it
 
 PROJECT = Path(os.environ.get("PROJECT_FOLDER", CODE))
 """The project's folder: runs, data and the default tracking store lie in it."""

@@ -67,8 +67,7 @@ def _text(file: Path) -> str:
 # What a process and its children have used, according to Linux's counters.
 
 PROC = Path("/proc")
-TICKS = os.sysconf("SC_CLK_TCK")
-"""Clock ticks per second, the unit of the kernel's times."""
+TICKS = os.sysconf("SC_CLK_TCK")  # clock ticks per second, the unit of the kernel's times
 
 Reading = dict[str, float]
 """`seconds` since the process started, and sums over it and its children: `cpu_seconds` and

@@ -14,8 +14,7 @@ from labjobs.errors import did_you_mean
 
 PARTS = ("train_", "val_", "test_")
 
-AT_START = re.compile(r"ln\((\w+)\)")
-"""What `at_start` is, unless it is a number."""
+AT_START = re.compile(r"ln\((\w+)\)")  # what `at_start` is, unless it is a number
 
 
 @dataclass(frozen=True)

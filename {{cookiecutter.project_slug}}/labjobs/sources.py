@@ -12,8 +12,7 @@ from typing import NamedTuple
 from labjobs.errors import JobError, SettingsError
 from labjobs.files import CODE, ENGINE
 
-TRACED = re.compile(r'^ *File "(.+)", line (\d+)', re.M)
-"""A line of a trace, as text."""
+TRACED = re.compile(r'^ *File "(.+)", line (\d+)', re.M)  # a line of a trace, as text
 
 
 class Place(NamedTuple):

@@ -46,8 +46,7 @@ class Answer(NamedTuple):
     """The answer for one guarantee: fine if there are no findings, and nothing is unknown."""
 
     findings: tuple[Finding, ...] = ()
-    unknown: str = ""
-    """Why it cannot be known."""
+    unknown: str = ""  # why it cannot be known
 
     def lines(self, guarantee: str) -> Iterator[str]:
         """Yield the answer in lines: one for each finding, or just one."""
@@ -174,8 +173,7 @@ GLOBAL = (random._inst, np.random.mtrand._rand, torch.default_generator)
 
 PLAIN = (bool, int, float, complex, str, type(None), Tensor, np.ndarray, np.generic)
 
-MOST = 1000
-"""Values in a container that is looked at, at most."""
+MOST = 1000  # values in a container that is looked at, at most
 
 CHANGES = (
     "changes while training, but job.resume(…) was not given it",
@@ -306,8 +304,7 @@ def _within(parts: Iterable[Part]) -> set[int]:
 # job.steps() end earlier, and job.batches() has fewer and smaller batches. An epoch's last batch
 # has fewer examples than the others, and evaluations fall within epochs.
 
-STEPS, EVERY = 10, 5
-"""Steps of a trial, and steps from one evaluation to the next."""
+STEPS, EVERY = 10, 5  # steps of a trial, and steps from one evaluation to the next
 
 EXAMPLES, BATCHES = 16, 3.5
 """The largest number of examples in a batch, and the batches in an epoch."""
@@ -339,8 +336,7 @@ class Kind(IntEnum):
     RESULT = 5
 
 
-LOGGED = (Kind.TRAINING, Kind.EVALUATION, Kind.RESULT)
-"""Kinds of facts that the journal has."""
+LOGGED = (Kind.TRAINING, Kind.EVALUATION, Kind.RESULT)  # kinds of facts that the journal has
 
 
 class Fact(NamedTuple):

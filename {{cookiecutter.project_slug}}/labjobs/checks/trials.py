@@ -77,11 +77,9 @@ class Outcome:
     seen: Seen = field(default_factory=Seen)
     spec: dict[str, Any] = field(default_factory=dict)
     resumed_at: Place | None = None
-    smaller: bool = False
-    """Whether batches were smaller than those of the job."""
+    smaller: bool = False  # whether batches were smaller than those of the job
     device: str = "cpu"
-    imported: tuple[str, ...] = ()
-    """The student's files that were imported."""
+    imported: tuple[str, ...] = ()  # the student's files that were imported
     failure: Failure | None = None
 
 

@@ -77,8 +77,7 @@ class Operations(TorchDispatchMode):
 UNUSED = "no gradient, though requires_grad is set; unused, or detached?"
 UNTRAINED = "a gradient, but no change; does the optimizer have it?"
 
-NAMED = 2
-"""The largest number of names in a line."""
+NAMED = 2  # the largest number of names in a line
 
 
 class _Parameter(NamedTuple):
@@ -319,8 +318,7 @@ class Evaluation:
 
 CLOCKS = (time.time, time.time_ns, time.monotonic, time.perf_counter, datetime.now)
 
-REREAD = 8
-"""Examples of a dataset that are read twice."""
+REREAD = 8  # examples of a dataset that are read twice
 
 UNSTABLE = "an example is not the same when it is read again; an augmentation may be random"
 
@@ -334,16 +332,13 @@ class Seen:
     waits: Answer = NO_TRAINING
     gradients: Answer = NO_TRAINING
     measurements: Answer = NO_TRAINING
-    forgotten: Answer = NO_TRAINING
-    """Objects with a state that job.resume() was not given."""
-    changes: tuple[Finding, ...] = ()
-    """All that is carried from step to step and not restored."""
+    forgotten: Answer = NO_TRAINING  # objects with a state that job.resume() was not given
+    changes: tuple[Finding, ...] = ()  # all that is carried from step to step and not restored
     unstable: list[Finding] = field(default_factory=list)
     """Datasets whose examples are not the same when they are read again."""
     evaluations: list[SeenInEvaluation] = field(default_factory=list)
     in_background: bool = False
-    clock: Place | None = None
-    """Where a clock is first read."""
+    clock: Place | None = None  # where a clock is first read
 
 
 class Watched(ShortJob):

@@ -42,8 +42,7 @@ SCALARS: dict[type, tuple[Callable[[str], Any], str]] = {  # in the order in whi
 }
 """The types that a setting may have: how a value is read, and its name in messages."""
 
-IN_TUPLES = {int, float, JobId, str}
-"""The types that the elements of a tuple may have."""
+IN_TUPLES = {int, float, JobId, str}  # the types that the elements of a tuple may have
 
 SUPPORTED = f"{', '.join(kind.__name__ for kind in SCALARS)}, Literal, a tuple, a union or None"
 

@@ -38,11 +38,8 @@ from labjobs.settings import Span
 from labjobs.sweeps import gpus
 from labjobs.sweeps.gpus import Gpu
 
-Row = dict[str, str | int | float | None]
-"""A row of the table, by the names of its columns."""
-
-Point = dict[str, float]
-"""The metrics of a step, with its number as `step`."""
+Row = dict[str, str | int | float | None]  # a row of the table, by the names of its columns
+Point = dict[str, float]  # the metrics of a step, with its number as `step`
 
 
 class Answer(NamedTuple):
@@ -108,8 +105,7 @@ REFUSED = (
 )
 """Flags of the engine that the finder sets itself, or with which nothing is measured."""
 
-LONG = 1_000_000
-"""Optimizer steps of a job that pauses long before it is evaluated."""
+LONG = 1_000_000  # optimizer steps of a job that pauses long before it is evaluated
 
 
 def _read(words: Sequence[str], runs_root: Path | None) -> JobFolder[Any]:

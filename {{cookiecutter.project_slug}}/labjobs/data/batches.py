@@ -31,8 +31,7 @@ RESIDENT_FRACTION = 0.25
 """`auto` keeps a dataset on the device if it takes at most this fraction of the device's free
 memory."""
 
-MOST_WORKERS = 8
-"""More reading processes than this usually slow each other down at the disk."""
+MOST_WORKERS = 8  # more reading processes than this usually slow each other down at the disk
 
 GATHERED = 2**22
 """Bytes of the batches that are picked at once from a resident dataset: several small batches cost

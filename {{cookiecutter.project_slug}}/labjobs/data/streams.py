@@ -27,8 +27,7 @@ from labjobs.data.workers import Processes, Read, Readers
 from labjobs.errors import JobError
 from labjobs.job.terminal import log
 
-MOST_PARTS = 8
-"""Parts that a stream is read in, if it has as many shards."""
+MOST_PARTS = 8  # parts that a stream is read in, if it has as many shards
 
 States = Sequence[bytes | None]
 """The state of each part, pickled by the process that reads it; None before its first batch.
@@ -47,8 +46,7 @@ class Place:
 
     def __init__(self) -> None:
         self.batches = 0
-        self.parts: list[bytes | None] = []
-        """The state of each part."""
+        self.parts: list[bytes | None] = []  # the state of each part
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of batches, and the state of each part."""

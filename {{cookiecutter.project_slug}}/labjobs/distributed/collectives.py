@@ -23,15 +23,13 @@ from labjobs.distributed import ranks
 from labjobs.distributed.ranks import ALONE, First, Other, Rank
 from labjobs.job.terminal import leave
 
-BUCKET = 2**25
-"""Bytes of tensors that are sent together, about."""
+BUCKET = 2**25  # bytes of tensors that are sent together, about
 
 PATIENCE = timedelta(days=1)
 """How long a process waits for another one, such as while that downloads data. A process that has
 ended is noticed at once (distributed/ranks.py)."""
 
-STARTED = timedelta(minutes=10)
-"""How long processes wait for each other at their start."""
+STARTED = timedelta(minutes=10)  # how long processes wait for each other at their start
 
 
 class Processes:

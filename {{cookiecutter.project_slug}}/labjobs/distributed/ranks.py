@@ -16,8 +16,7 @@ from labjobs.job.runtime import Runtime
 TASKS = "SLURM_STEP_NUM_TASKS"
 """The variable that only srun sets, not sbatch: a script that sbatch runs is one process."""
 
-PORTS = range(10_000, 30_000)
-"""Ports that systems do not give to programs that ask for any."""
+PORTS = range(10_000, 30_000)  # ports that systems do not give to programs that ask for any
 
 
 class Rank(NamedTuple):
@@ -28,8 +27,7 @@ class Rank(NamedTuple):
     local: int
 
 
-ALONE = Rank(0, 1, 0)
-"""The rank of a job's only process."""
+ALONE = Rank(0, 1, 0)  # the rank of a job's only process
 
 
 def mine() -> Rank:
@@ -114,8 +112,7 @@ def forget() -> None:
 GRACE = 5.0
 """Seconds after which a process ends although it still waits for a process that has ended."""
 
-STOPPED = "stopped"
-"""Prefix of the message of a process that was ended by a signal."""
+STOPPED = "stopped"  # prefix of the message of a process that was ended by a signal
 
 
 class First:
@@ -128,8 +125,7 @@ class First:
         self._others: dict[Connection, int] = {}
         self._lost = self.fault = ""
         self._noticed = threading.Event()
-        self.ending = False
-        """Whether this process ends on its own, whatever happens to the others."""
+        self.ending = False  # whether this process ends on its own, whatever happens to the others
 
     def listen(self, count: int, say: Callable[[str], object]) -> None:
         """Wait until `count` others are connected, and listen to them from then on."""

@@ -18,14 +18,12 @@ from labjobs.job.data_evidence import Places
 from labjobs.job.journal import record_of
 from labjobs.job.runtime import Runtime
 
-DIGITS = 8
-"""Digits of a fingerprint in the name of an attempt's folder."""
+DIGITS = 8  # digits of a fingerprint in the name of an attempt's folder
 
 GOES_ON = "goes_on"
 """The field of trained.json for whether a longer job could continue from the last checkpoint."""
 
-BEGUN = (layout.JOURNAL, layout.LAST)
-"""An attempt that has begun has one of these files."""
+BEGUN = (layout.JOURNAL, layout.LAST)  # an attempt that has begun has one of these files
 
 STAY = (layout.LOCK, layout.COURIER_LOCK, layout.OUTPUT, layout.LOG, layout.BEFORE)
 """What stays where it is as an attempt starts over, with the notes of what has been read."""
@@ -110,8 +108,7 @@ def put_aside(attempt: Path) -> None:
 # Weights name. It depends on their code and data as on its own, so it is stale when they are: their
 # code is part of its fingerprint, and the files that they have read count as read by it.
 
-Known = tuple[Any, str]
-"""The settings and the script of a job."""
+Known = tuple[Any, str]  # the settings and the script of a job
 
 _named: dict[str, Known] = {}
 _of_this_job: tuple[set[str], Path] | None = None

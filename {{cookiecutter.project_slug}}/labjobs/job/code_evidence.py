@@ -22,14 +22,9 @@ from labjobs.job.identity import identity
 from labjobs.job.journal import record_of, tag_of
 from labjobs.privacy import scrub
 
-MIXED = "mixed"
-"""Takes the place of a digest if a job was continued with changed code."""
-
-INPUT = "input"
-"""Prefix of the names of parts that are jobs."""
-
-NAMED = 3
-"""The largest number of changed definitions that a message names."""
+MIXED = "mixed"  # takes the place of a digest if a job was continued with changed code
+INPUT = "input"  # prefix of the names of parts that are jobs
+NAMED = 3  # the largest number of changed definitions that a message names
 
 # Changes of the code that somebody has accepted because they do not change results are in
 # `accepted.jsonl` in the project's folder, to be committed with the change, a line each, so that

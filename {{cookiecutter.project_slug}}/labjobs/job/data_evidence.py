@@ -45,11 +45,8 @@ ABSENT, MADE, WRITTEN, UNSEEN = "absent", "made", "written", "unseen"
 """Take the place of a file's hash: it was looked for and not there; the job has made it, or has
 written a file that was there; or the name says why not all that was read is known."""
 
-NAMED = 2
-"""The largest number of changed files that a message names."""
-
-DIGITS = 32
-"""Hexadecimal digits of a hash, of SHA-256's 64."""
+NAMED = 2  # the largest number of changed files that a message names
+DIGITS = 32  # hexadecimal digits of a hash, of SHA-256's 64
 
 DATA, PROJECTS = "data", "project"
 """The beginnings of names: of what is below --data-root, and of what is in the project's folder."""
@@ -166,18 +163,15 @@ class Entry(NamedTuple):
     """A file that was read, or a folder that was listed: its name then ends with a slash."""
 
     name: str
-    size: int
-    """Bytes."""
+    size: int  # bytes
 
     stamp: str
     """Device, inode, and when content and file last changed; empty if this cannot be trusted."""
 
-    hash: str
-    """Hash of the content; for a folder, of the names in it except hidden ones; or ABSENT."""
+    hash: str  # hash of the content; for a folder, of the names in it except hidden ones; or ABSENT
 
 
-Entries = Mapping[str, Entry]
-"""Entries by their names."""
+Entries = Mapping[str, Entry]  # entries by their names
 
 
 def look(path: str, name: str, known: Entry | None = None) -> Entry | None:
@@ -459,8 +453,7 @@ def join(of_job: tuple[Path, Places] | None) -> None:
         _note_in(Reads(*of_job))
 
 
-READS = "LABJOBS_READS"
-"""Tells the Python processes below a job what it records, as JSON."""
+READS = "LABJOBS_READS"  # tells the Python processes below a job what it records, as JSON
 
 
 def join_by_environment() -> None:

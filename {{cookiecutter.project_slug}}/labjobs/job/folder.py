@@ -36,8 +36,7 @@ S = TypeVar("S")
 STOPPED = "stopped"
 """The tag of a run that a search has stopped, with the rung, `at 2e`; `false` once it trains on."""
 
-WIDTH = 512
-"""Bytes of a lock file."""
+WIDTH = 512  # bytes of a lock file
 
 
 class JobFolder(Generic[S]):

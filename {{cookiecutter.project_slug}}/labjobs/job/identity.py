@@ -27,8 +27,7 @@ from labjobs.settings import JobId, Metric
 
 S = TypeVar("S")
 
-LONGEST_NAME = 200
-"""Characters of a job's name; MLflow's databases take 250 of a run's."""
+LONGEST_NAME = 200  # characters of a job's name; MLflow's databases take 250 of a run's
 
 
 def identity(settings: Any) -> dict[str, Any]:
@@ -201,8 +200,7 @@ def share_with_group(folder: Path) -> None:
 #     command = launch.begin(Settings, METRICS)
 #     sys.exit(command.run(main, check))
 
-DEFAULT = "run"
-"""The default script."""
+DEFAULT = "run"  # the default script
 
 BEGIN = re.compile(
     r"^ *(?P<command>\w+) = (?:\w+\.)?begin\((?P<settings>\w+), (?P<metrics>\w+)\)$"

@@ -35,11 +35,8 @@ from labjobs.errors import JobError
 from labjobs.files import opened, read_record, sealed
 from labjobs.machine import Reading
 
-SEAL = b', "crc": "%08x"}\n'
-"""The end of a line."""
-
-CRC = slice(-len(b'%08x"}\n' % 0), -len(b'"}\n'))
-"""Where a line has its checksum."""
+SEAL = b', "crc": "%08x"}\n'  # the end of a line
+CRC = slice(-len(b'%08x"}\n' % 0), -len(b'"}\n'))  # where a line has its checksum
 
 WAY_OUT = "--force starts the job over"
 LOST_END = f"the end of {layout.JOURNAL} is lost; {WAY_OUT}"

@@ -20,13 +20,11 @@ from labjobs import files, installation, layout, privacy
 from labjobs.files import CODE
 from labjobs.job.data_evidence import aside, of_text
 
-FROZEN = ".version.json"
-"""The file in a copy of the code that says what was copied."""
+FROZEN = ".version.json"  # the file in a copy of the code that says what was copied
 
 PACKAGES = ("torch", "torchvision", "mlflow", "numpy")
 
-LARGEST = 1_000_000
-"""Bytes of a new file above which it is left out of the changes."""
+LARGEST = 1_000_000  # bytes of a new file above which it is left out of the changes
 
 FORM = (
     *("--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short", "--binary"),

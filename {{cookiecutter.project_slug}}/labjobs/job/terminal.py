@@ -47,8 +47,7 @@ class Paused(Stopped):
 class Interruption:
     """The signal that has `asked` a job to stop; 0 if none has."""
 
-    holding: "Interruption | None" = None
-    """That of the job that trains in this process."""
+    holding: "Interruption | None" = None  # that of the job that trains in this process
 
     def __init__(self) -> None:
         self.asked = 0

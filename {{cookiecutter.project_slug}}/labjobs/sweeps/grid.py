@@ -34,14 +34,9 @@ from labjobs.sweeps import search
 from labjobs.sweeps.halving import Bracket, Halving
 from labjobs.sweeps.halving import read as read_halving
 
-NO_JOB = {"-h", "--help", "--check", "--scratch"}
-"""Flags with which a script does not run a job."""
-
-END = "end"
-"""Sent instead of a number of words when the grid is complete."""
-
-STARTED = ("failed", "interrupted", "pending", "unsent")
-"""States of jobs that a sweep starts."""
+NO_JOB = {"-h", "--help", "--check", "--scratch"}  # flags with which a script does not run a job
+END = "end"  # sent instead of a number of words when the grid is complete
+STARTED = ("failed", "interrupted", "pending", "unsent")  # states of jobs that a sweep starts
 
 LEFT = {"failed", "stale", "interrupted", "queued", "not started"}
 """States of jobs in which something is left to do."""
@@ -49,8 +44,7 @@ LEFT = {"failed", "stale", "interrupted", "queued", "not started"}
 ENDED = {"finished": 0, "paused": 0, "failed": 1, "diverged": 1}
 """Exit statuses of jobs, by how they have ended."""
 
-TAIL = 65_536
-"""Bytes at the end of an output or a journal that surely hold its last line."""
+TAIL = 65_536  # bytes at the end of an output or a journal that surely hold its last line
 
 
 @dataclass(eq=False)

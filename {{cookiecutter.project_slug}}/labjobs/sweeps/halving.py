@@ -30,11 +30,8 @@ Score = float | None
 class Decision(NamedTuple):
     """What is certain by now."""
 
-    passed: dict[str, int]
-    """How many rungs each unit has passed."""
-
-    stopped: set[str]
-    """The units that do not pass the next rung."""
+    passed: dict[str, int]  # how many rungs each unit has passed
+    stopped: set[str]  # the units that do not pass the next rung
 
     leading: list[str]
     """Units that may pass it: they would if no others came. Those that have not trained beyond it,
@@ -116,8 +113,7 @@ def check(halving: Halving, job: JobFolder[Any]) -> None:
             raise SettingsError(f"halving: rung {rung}: no evaluation there, --eval-every {every}")
 
 
-OPEN = ("paused", "stopped", "interrupted", "failed")
-"""States of jobs that may train on."""
+OPEN = ("paused", "stopped", "interrupted", "failed")  # states of jobs that may train on
 
 
 class Bracket:

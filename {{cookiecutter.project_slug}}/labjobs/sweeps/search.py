@@ -22,16 +22,12 @@ from typing import Any, NamedTuple
 
 from labjobs.errors import SettingsError, did_you_mean
 
-BITS = 32
-"""Binary digits of the numbers that are drawn."""
-
-MOST = 2**20
-"""The largest number of jobs of a search."""
+BITS = 32  # binary digits of the numbers that are drawn
+MOST = 2**20  # the largest number of jobs of a search
 
 KINDS = ("log", "logint", "uniform", "int", "normal", "choice")
 
-FRUITLESS = 1000
-"""Draws without a new job after which a range has no further ones."""
+FRUITLESS = 1000  # draws without a new job after which a range has no further ones
 
 
 def point(key: str, index: int) -> float:
@@ -62,8 +58,7 @@ class Range(NamedTuple):
     """What a flag is drawn from, and the condition under which it is given, `--optimizer=sgd`."""
 
     flag: str
-    draw: Callable[[float], str]
-    """From a number in [0, 1) to a value, as a word of a command."""
+    draw: Callable[[float], str]  # from a number in [0, 1) to a value, as a word of a command
 
     condition: str
 

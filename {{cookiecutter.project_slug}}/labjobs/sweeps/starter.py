@@ -104,8 +104,7 @@ class Starter:
             return fork_server.start(server, words, folder, streams, env=env, keep=keep)
 
 
-PAUSE = 0.05
-"""Seconds between two checks of a job."""
+PAUSE = 0.05  # seconds between two checks of a job
 
 
 class Running:

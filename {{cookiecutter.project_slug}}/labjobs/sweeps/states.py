@@ -174,11 +174,8 @@ def watch(entries: Sequence[Entry]) -> None:
 # A sweep runs the code with which it was started, a copy in the sweep's folder. Large files and
 # files that may hold secrets are linked, not copied; only the owner can read the copy.
 
-LARGEST = 10_000_000
-"""Bytes of a file above which it is linked."""
-
-YOUNG = 60.0
-"""Seconds within which a sweep has certainly locked its folder."""
+LARGEST = 10_000_000  # bytes of a file above which it is linked
+YOUNG = 60.0  # seconds within which a sweep has certainly locked its folder
 
 
 def take_snapshot(target: Path) -> None:

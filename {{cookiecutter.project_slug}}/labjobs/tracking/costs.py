@@ -28,8 +28,7 @@ COSTS: dict[str, tuple[str, float, Callable[[Iterable[float]], float]]] = {
 
 NAMES = tuple(COSTS)
 
-INTERVAL = 10.0
-"""Seconds between two writes of cost.json."""
+INTERVAL = 10.0  # seconds between two writes of cost.json
 
 
 def totals(attempt: Path) -> dict[str, float]:

@@ -33,11 +33,8 @@ from labjobs.tracking.mlflow_store import AT_THE_END, Elsewhere, Line, Run
 
 # The job's side: it starts the process, gives it its work and receives the outcome.
 
-PATIENCE = 30.0
-"""Seconds that a finished job waits until everything is delivered."""
-
-IMPATIENCE = 5.0
-"""Seconds that a job waits if it will be continued later anyway."""
+PATIENCE = 30.0  # seconds that a finished job waits until everything is delivered
+IMPATIENCE = 5.0  # seconds that a job waits if it will be continued later anyway
 
 SERVER = "COURIERS"
 """The variable with the number of the socket of a server that starts couriers, in a sweep."""
@@ -139,14 +136,9 @@ def _has_ended(folder: Path, seconds: float) -> bool:
     return lock.exists() and not locks.held(lock)
 
 
-INTERVAL = 1.0
-"""Seconds between two checks of the journal."""
-
-LONGEST = 10.0
-"""Largest number of seconds between two attempts to reach an unavailable store."""
-
-DELIVERY = 120.0
-"""Seconds that a courier keeps trying after its job has ended."""
+INTERVAL = 1.0  # seconds between two checks of the journal
+LONGEST = 10.0  # largest number of seconds between two attempts to reach an unavailable store
+DELIVERY = 120.0  # seconds that a courier keeps trying after its job has ended
 
 
 def carry(folder: Path, meter: Meter) -> None:

@@ -150,8 +150,7 @@ PINNED = {
 }
 """Variables that change what a call means or prints, whatever the user's environment says."""
 
-LONGEST_QUERY = 20.0
-"""Seconds after which a store that does not answer counts as unavailable."""
+LONGEST_QUERY = 20.0  # seconds after which a store that does not answer counts as unavailable
 
 AWAY = "the tracking store cannot be read"
 
@@ -195,11 +194,8 @@ def select(path: Path, query: str, **values: str) -> list[tuple[Any, ...]]:
 
 # The experiment has the project's name and, as a tag, the project's id.
 
-PROJECT_ID = "project_id"
-"""The tag of an experiment that has the id of its project."""
-
-ARTIFACTS = PROJECT / "mlruns"
-"""The folder for the files of runs, unless a server keeps them."""
+PROJECT_ID = "project_id"  # the tag of an experiment that has the id of its project
+ARTIFACTS = PROJECT / "mlruns"  # the folder for the files of runs, unless a server keeps them
 
 
 @cache

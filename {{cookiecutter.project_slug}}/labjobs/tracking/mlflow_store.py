@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
     from labjobs.job.folder import JobFolder
 
-Line = dict[str, Any]
-"""A line of the journal (labjobs/job/journal.py)."""
+Line = dict[str, Any]  # a line of the journal (labjobs/job/journal.py)
 
 AT_THE_END = (layout.SETTINGS, layout.CODE, "changes.diff", layout.LOG, layout.BEST)
 """The files that a run gets when its job ends, the small ones first; the journal names the
@@ -42,11 +41,8 @@ others."""
 BATCH = 1000
 """Metrics in one request, the most that MLflow takes (mlflow.org/docs, REST API, log-batch)."""
 
-BEAT = 20.0
-"""Seconds between two heartbeats."""
-
-LEASE = 120.0
-"""Seconds after its last heartbeat for which a run belongs to its owner."""
+BEAT = 20.0  # seconds between two heartbeats
+LEASE = 120.0  # seconds after its last heartbeat for which a run belongs to its owner
 
 
 class Elsewhere(Exception):
@@ -233,8 +229,7 @@ class Run:
 # MLflow fills in these fields itself only if a training process calls `mlflow.start_run()`. Names
 # that begin with `mlflow.` are reserved for MLflow (mlflow.org/docs, tracking, system tags).
 
-LONGEST = 1000
-"""Characters of a line of the description; MLflow refuses tags of more than 8000."""
+LONGEST = 1000  # characters of a line of the description; MLflow refuses tags of more than 8000
 
 
 def tags(folder: "JobFolder[Any]") -> dict[str, str]:

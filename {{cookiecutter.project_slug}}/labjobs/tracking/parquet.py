@@ -20,8 +20,7 @@ from labjobs.tracking.mlflow_client import experiment_name
 
 VARIABLE = "PARQUET_FOLDER"
 
-DIGITS = 12
-"""Number of digits of the folder's id that identify an attempt."""
+DIGITS = 12  # number of digits of the folder's id that identify an attempt
 
 
 def root() -> Path | None:

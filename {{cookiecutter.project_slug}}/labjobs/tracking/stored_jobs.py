@@ -66,8 +66,7 @@ WHERE {THESE} AND key = :key
 ORDER BY run_uuid, step, timestamp
 """
 
-AT_ONCE = 8
-"""Number of histories that are requested from a server at a time."""
+AT_ONCE = 8  # number of histories that are requested from a server at a time
 
 
 class StoredJob(TypedDict):
@@ -75,16 +74,14 @@ class StoredJob(TypedDict):
 
     job_id: str
     run_id: str
-    status: str
-    """MLflow's word."""
+    status: str  # MLflow's word
     state: str
     """finished, diverged, running, failed, stopped at a rung, or else paused or interrupted."""
     diverged: bool
     started: int
     ended: int
     params: dict[str, str]
-    metrics: dict[str, float]
-    """Last values."""
+    metrics: dict[str, float]  # last values
     tags: dict[str, str]
 
 

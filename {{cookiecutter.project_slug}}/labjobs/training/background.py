@@ -20,8 +20,7 @@ from torch import nn
 
 from labjobs import devices
 
-LOOK = 0.1
-"""Seconds after which a wait for a result checks for a signal."""
+LOOK = 0.1  # seconds after which a wait for a result checks for a signal
 
 
 @dataclass

@@ -42,8 +42,7 @@ from labjobs.training.progress import Part
 # its own, so without a seal a flipped bit would be a changed weight.
 
 MARK = b"sha256:"
-SEAL = len(MARK) + 64
-"""Bytes of a seal."""
+SEAL = len(MARK) + 64  # bytes of a seal
 
 PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.dtype, torch.device)
 """What torch.load reads with `weights_only`, besides tensors and containers of all these."""
@@ -253,8 +252,7 @@ class TrainingState:
         self._interval = 60 * minutes
         self._saved = time.monotonic()
         self._writer = Writer()
-        self._last: Future[None] | None = None
-        """The writing of last.pt."""
+        self._last: Future[None] | None = None  # the writing of last.pt
         self.best: dict[str, Any] = {}
 
     def add(self, parts: Mapping[str, Part]) -> None:

@@ -16,8 +16,7 @@ from torch.nn.functional import interpolate
 
 from labjobs.errors import JobError, SettingsError, did_you_mean, first_line
 
-SMALL = 64
-"""Images with sides up to this are small, in pixels."""
+SMALL = 64  # images with sides up to this are small, in pixels
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of the images behind published weights

@@ -132,8 +132,7 @@ model apart from the one that is trained."""
 GRAPHS = {"reduce-overhead": "on", "max-autotune": "max-autotune-no-cudagraphs"}
 """Choices of --compile that record CUDA graphs, and their equivalents without."""
 
-events: list[str] = []
-"""What slowed compiled code down, each in one line."""
+events: list[str] = []  # what slowed compiled code down, each in one line
 
 
 def wanted(choice: str, device: torch.device, steps: int | None) -> bool:
@@ -191,8 +190,7 @@ another thread compiles, as background evaluation would."""
 
 
 Shape = tuple[int, ...]
-Shapes = dict[str, list[Shape]]
-"""The shapes of the first batch, to "train" and to "evaluate"."""
+Shapes = dict[str, list[Shape]]  # the shapes of the first batch, to "train" and to "evaluate"
 
 
 class UsualShapes:

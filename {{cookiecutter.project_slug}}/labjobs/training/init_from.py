@@ -138,8 +138,7 @@ def extension_problem(
     return ""
 
 
-NAMED = 8
-"""Largest number of weights that are named; further ones are only counted."""
+NAMED = 8  # largest number of weights that are named; further ones are only counted
 
 
 READER = "read_length"

@@ -73,19 +73,13 @@ class Job(Generic[S]):
     _noise_scale: NoiseScale | None = None
     _open_stream: Iterator[tuple[Any, int]] | None = None
     _streamed: Batches | None
-    _compiled_graphs = False
-    """Whether compiled code records CUDA graphs."""
+    _compiled_graphs = False  # whether compiled code records CUDA graphs
     _graphed: GraphedStep | None = None
-    _logged = False
-    """Whether this interval's evaluation was logged."""
-    _said = ""
-    """The number format of the job's first line."""
-    _peak = 0
-    """The most bytes on the device, as noted last."""
-    _signal = 0
-    """The signal to stop by that all processes know of."""
-    _time = 0.0
-    """Process 0's clock after the last step."""
+    _logged = False  # whether this interval's evaluation was logged
+    _said = ""  # the number format of the job's first line
+    _peak = 0  # the most bytes on the device, as noted last
+    _signal = 0  # the signal to stop by that all processes know of
+    _time = 0.0  # process 0's clock after the last step
 
     def __init__(
         self,
@@ -113,8 +107,7 @@ class Job(Generic[S]):
         self._background = Background(self.device, self._check_signal)
         self._place = Place()
         self._shapes = UsualShapes(self._processes)
-        self._precisions: dict[str, None] = {}
-        """Those of what has been prepared, in order."""
+        self._precisions: dict[str, None] = {}  # those of what has been prepared, in order
         self._all_batches: list[Batches] = []
         self._at: dict[str, Any] | None = None  # of the background result that is being looked at
         self._spec: dict[str, Any] = {}

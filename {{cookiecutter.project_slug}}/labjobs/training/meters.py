@@ -183,26 +183,14 @@ class Means:
         }
 
 
-POINTS = 1000
-"""Points of a training curve that --log-every auto aims at."""
+POINTS = 1000  # points of a training curve that --log-every auto aims at
+UNKNOWN = 10  # steps for each point if the number of steps is not known from the start
+STEPS = 64  # largest number of steps whose measurements are summed together
+VALUES = 2**20  # largest number of measured values that wait on the device
+INTERVAL = 1.0  # largest number of seconds between two copies to the host
 
-UNKNOWN = 10
-"""Steps for each point if the number of steps is not known from the start."""
-
-STEPS = 64
-"""Largest number of steps whose measurements are summed together."""
-
-VALUES = 2**20
-"""Largest number of measured values that wait on the device."""
-
-INTERVAL = 1.0
-"""Largest number of seconds between two copies to the host."""
-
-NamedSum = tuple[str, Sum]
-"""A measurement's name and its sum."""
-
-Sums = dict[str, tuple[float, float]]
-"""Numerators and weights on the host, by name."""
+NamedSum = tuple[str, Sum]  # a measurement's name and its sum
+Sums = dict[str, tuple[float, float]]  # numerators and weights on the host, by name
 
 
 class Step(NamedTuple):
@@ -414,8 +402,7 @@ class _Copies:
         self._host = devices.pinned((1024,), wide(device), device)
         self._copied = devices.event(device)
         self._steps: list[Step] = []
-        self._order: list[int] = []
-        """The place that each value on the host is to have."""
+        self._order: list[int] = []  # the place that each value on the host is to have
 
     def take(self, wait: bool) -> tuple[list[Step], Iterator[float]] | None:
         """Return the steps that have arrived and their sums; None while they are under way."""

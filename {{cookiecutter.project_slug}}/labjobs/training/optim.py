@@ -43,8 +43,7 @@ class Muon(Optimizer):
     dimensions in the others.
     """
 
-    needs_matrices = True
-    """Weights that are divided among processes (--shard) will not do."""
+    needs_matrices = True  # weights that are divided among processes (--shard) will not do
 
     def __init__(
         self,
@@ -314,8 +313,7 @@ class SharedGradients:
         together = nn.ModuleList(models)  # which names what they share once
         self._weights = [weight for weight in together.parameters() if weight.requires_grad]
         self._buffers = list(together.buffers())
-        self._added = True
-        """Whether the gradients of this step were added up."""
+        self._added = True  # whether the gradients of this step were added up
 
     def slices(self, stream: Iterator[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
         """Yield this process's slices, with the number of examples in the whole batches."""
@@ -405,8 +403,7 @@ class EarlyStopping(Stateful):
         self._sign = -1.0 if better == "lower" else 1.0
         self._best = -math.inf
         self.evaluations = self.best_evaluation = 0
-        self.plateaus = 0
-        """How often `plateau` evaluations in a row brought no improvement."""
+        self.plateaus = 0  # how often `plateau` evaluations in a row brought no improvement
 
     def improved(self, metrics: Mapping[str, float]) -> bool:
         """Record an evaluation; return whether it is the best so far.

@@ -32,11 +32,8 @@ from labjobs.data.order import Order, underlying
 from labjobs.distributed.collectives import Processes
 from labjobs.errors import JobError
 
-AHEAD = 8
-"""Largest number of batches on their way to the host; then the oldest is waited for."""
-
-NUMPY = (torch.float16, torch.float32, torch.float64)
-"""Floating-point formats that NumPy has."""
+AHEAD = 8  # largest number of batches on their way to the host; then the oldest is waited for
+NUMPY = (torch.float16, torch.float32, torch.float64)  # floating-point formats that NumPy has
 
 Value = Tensor | Sequence[Tensor]
 """Of the examples of a batch: (B, …), or a tensor for each, of different lengths."""
@@ -44,8 +41,7 @@ Value = Tensor | Sequence[Tensor]
 
 Arrays = dict[str, NDArray[Any]]
 
-PLACES = "job.places"
-"""Where the examples of a process are in the order of all processes (N,)."""
+PLACES = "job.places"  # where the examples of a process are in the order of all processes (N,)
 
 
 class Outputs:
@@ -233,8 +229,7 @@ def _ragged(parts: list[Arrays], name: str, order: NDArray[Any]) -> NDArray[Any]
 # Images, texts, tables and files that a loop logs: plain files, whose names end with the optimizer
 # step. The journal names them, and the courier copies them to the job's run.
 
-IN_ROW = 8
-"""Images side by side in a grid."""
+IN_ROW = 8  # images side by side in a grid
 
 
 def keep_file(folder: Path, name: str, end: str, fill: Callable[[BinaryIO], object]) -> str:

@@ -28,8 +28,7 @@ from labjobs.job.terminal import Paused, log
 from labjobs.training import compilation
 from labjobs.training.compilation import Prepared
 
-Stream = Iterator[tuple[Any, int]]
-"""Batches with their numbers of examples."""
+Stream = Iterator[tuple[Any, int]]  # batches with their numbers of examples
 
 
 class Watcher:
@@ -49,8 +48,7 @@ class Watcher:
 # After a warm-up, in which code is compiled, kernels are chosen and queues fill, some windows are
 # timed, and then the job pauses. It waits for the device only at the end of each window.
 
-WARM_UP_STEPS, WARM_UP_SECONDS = 5, 1.0
-"""The least steps and seconds of the warm-up."""
+WARM_UP_STEPS, WARM_UP_SECONDS = 5, 1.0  # the least steps and seconds of the warm-up
 
 WINDOWS, WINDOW_SECONDS = 5, 0.5
 """Number of windows, and the least seconds of each; a window has at least one step."""

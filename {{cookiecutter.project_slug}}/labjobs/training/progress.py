@@ -40,8 +40,7 @@ class Stateful:
 WARM_UP = 10
 """Steps before the timed ones: the first few compile code, choose kernels and fill caches."""
 
-TIMED = 20
-"""Steps whose time tells how many steps fit into --minutes."""
+TIMED = 20  # steps whose time tells how many steps fit into --minutes
 
 
 class Length(Stateful):
@@ -66,8 +65,7 @@ class Length(Stateful):
         self._began = self._timed_from = 0.0
         self.steps_per_epoch: int | None = None
         self._order: Order | None = None
-        self._ends = [0]
-        """The steps by the end of each epoch so far, if they differ in length."""
+        self._ends = [0]  # the steps by the end of each epoch so far, if they differ in length
         self.clock: Callable[[], float] = time.monotonic
         """Seconds since some moment; the same for all processes of a job."""
 
