@@ -69,8 +69,8 @@ def instants(project: Project, job: str, chance: random.Random) -> dict[str, Cal
     return {
         "any": lambda: time.monotonic() - begun > wait,
         "training": lambda: journal().count('"lr"') > points,
-        "checkpoint": lambda: (folder() / "last.part").exists(),
-        "best": lambda: (folder() / "best.part").exists(),
+        "checkpoint": lambda: (folder() / "last.pt.part").exists(),
+        "best": lambda: (folder() / "best.pt.part").exists(),
         "evaluation": lambda: journal().count("elapsed_seconds") > evaluations,
         "final save": lambda: "best_step" in journal() or any(folder().glob("outcome.json.part")),
     }

@@ -76,7 +76,7 @@ def test_what_can_be_read_again_is_plain(tmp_path):
 
 def test_the_one_before_is_kept_under_its_name(tmp_path):
     last, previous = tmp_path / "last.pt", tmp_path / "previous.pt"
-    (tmp_path / "last.part").write_text("what a killed process left")
+    (tmp_path / "last.pt.part").write_text("what a killed process left")
     for step in range(3):
         checkpoints.save(last, {"step": step}, previous)
         assert checkpoints.load(last, CPU) == {"step": step}

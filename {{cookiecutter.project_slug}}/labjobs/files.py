@@ -18,20 +18,24 @@ SEAL = b',\n  "crc": "%08x"\n}\n'
 """The end of a record; the end of a journal's line has no line break."""
 
 
-def write(path: Path, fill: Callable[[BinaryIO], object], own: str = "") -> None:
+def write(
+    path: Path, fill: Callable[[BinaryIO], object], own: str = "", previous: Path | None = None
+) -> None:
     """Write a file whole or not at all: next to it, onto the disk, then renamed over it.
 
     `fill` writes the content into an open binary file. If several processes may write the same file
-    at once, each needs its `own` word. Raises OSError, and leaves the old file as it was, if the
-    new one cannot be written.
+    at once, each needs its `own` word. The old file is kept under the name `previous`, if given.
+    Raises OSError, and leaves the old file as it was, if the new one cannot be written.
     """
     part = path.with_name(f"{path.name}{own}.part")
     try:
         part.unlink(missing_ok=True)  # what a killed process left, or a link to somewhere else
-        with part.open("xb") as file:
+        with part.open("x+b") as file:
             fill(file)
             file.flush()
             os.fsync(file.fileno())
+        if previous and path.exists():
+            path.replace(previous)
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)

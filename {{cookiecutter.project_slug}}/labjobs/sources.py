@@ -1,7 +1,6 @@
 """Lines of the student's source code."""
 
 import ast
-import inspect
 import re
 import traceback
 from collections.abc import Iterator
@@ -65,16 +64,6 @@ def fault(error: BaseException) -> Place | None:
     """Return the line of the student's code that caused an error; None if the error's text already
     says what to do, or if there is no such line."""
     return None if isinstance(error, SettingsError | JobError) else reached(error)
-
-
-def declaration(kind: type, name: str) -> Place | None:
-    """Return where a class of the student's declares a field, if it does."""
-    for each in kind.__mro__:
-        lines, first = inspect.getsourcelines(each) if name in vars(each) else ([], 0)
-        for number, line in enumerate(lines, first):
-            if re.match(rf"\s+{name}\s*:", line):
-                return place(str(inspect.getsourcefile(each)), number)
-    return None
 
 
 def words_of(file: Path) -> Iterator[str]:

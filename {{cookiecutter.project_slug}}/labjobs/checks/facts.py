@@ -82,8 +82,8 @@ def here() -> Place | None:
 
 
 def attribute_at(kind: type, name: str) -> Place | None:
-    """Return where a class of the student's first assigns `self.<name>`, or else begins; None for a
-    class of a library or of the engine."""
+    """Return where a class of the student's first assigns `self.<name>` or declares the field, or
+    else begins; None for a class of a library or of the engine."""
     for base in filter(_file_of, kind.__mro__):
         for node in ast.walk(_tree(_file_of(base))):
             if isinstance(node, ast.ClassDef) and node.name == base.__name__:

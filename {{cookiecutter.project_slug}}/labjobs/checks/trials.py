@@ -27,6 +27,7 @@ from labjobs.checks.facts import (
     Kind,
     Moment,
     ShortJob,
+    attribute_at,
     difference,
     first_difference,
     measured,
@@ -39,7 +40,7 @@ from labjobs.job import terminal
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Stopped
 from labjobs.settings import Metric, value_at_start
-from labjobs.sources import Place, declaration, reached, words_of
+from labjobs.sources import Place, reached, words_of
 
 T = TypeVar("T")
 
@@ -339,7 +340,7 @@ def _settings(trials: Trials) -> Answer:
     settings, text = trials.job.settings, "{} does nothing: no code reads it"
     return Answer(
         tuple(
-            Finding(declaration(type(settings), name), text.format(option(name)))
+            Finding(attribute_at(type(settings), name), text.format(option(name)))
             for name in vars(settings)
             if name not in read | OF_ENGINE
         )

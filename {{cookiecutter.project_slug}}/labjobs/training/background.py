@@ -12,8 +12,7 @@ may compile: the first call.
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -23,8 +22,7 @@ from labjobs import devices
 LOOK = 0.1  # seconds after which a wait for a result checks for a signal
 
 
-@dataclass
-class _Weights:
+class _Weights(NamedTuple):
     """A copy of a model's weights, and the stream that it is used on."""
 
     model: nn.Module
@@ -100,14 +98,14 @@ class Background:
         )
         copy.model.load_state_dict(weights)
         copy.stream.wait_stream()
-        result = self._thread.submit(_call, function, copy)
+
+        def call() -> Any:
+            with copy.stream:
+                result = function(copy.model)
+            copy.stream.synchronize()  # its tensors are read on another stream
+            return result
+
+        result = self._thread.submit(call)
         self._pending = [(at, copy, result)]
         if first and self.compiles:
             self._wait(result)
-
-
-def _call(function: Callable[[nn.Module], Any], weights: _Weights) -> Any:
-    with weights.stream:
-        result = function(weights.model)
-    weights.stream.synchronize()  # the result may be tensors, and is read on another stream
-    return result

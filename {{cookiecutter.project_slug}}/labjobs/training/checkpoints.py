@@ -27,7 +27,7 @@ from labjobs import devices, layout
 from labjobs.data import trees
 from labjobs.distributed.collectives import Processes, gathered, is_divided, own
 from labjobs.errors import Diverged, JobError, first_line
-from labjobs.files import shown, sync_folder
+from labjobs.files import shown, sync_folder, write
 from labjobs.job import attempts
 from labjobs.job.attempts import Evidence
 from labjobs.job.identity import restore
@@ -90,20 +90,12 @@ def check_plain(content: Any) -> None:
 
 
 def save(path: Path, content: dict[str, Any], previous: Path | None = None) -> None:
-    """Write tensors and plain values: beside the file, onto the disk, then renamed over it.
-
-    The file that was there is kept under the name `previous`. Raises OSError, and leaves what was
-    there, if it cannot be written.
-    """
-    beside = path.with_suffix(".part")
+    """Write tensors and plain values, and see them onto the disk; what was there is kept under the
+    name `previous`. Raises OSError, and leaves what was there, if it cannot be written."""
     try:
-        _write(beside, content)
-        if previous and path.exists():
-            path.replace(previous)
-        beside.replace(path)
+        write(path, partial(_fill, content), previous=previous)
         sync_folder(path.parent)
     except BaseException as error:
-        beside.unlink(missing_ok=True)
         if isinstance(error.__context__, OSError):  # torch hides it behind an error of its own
             raise error.__context__ from None
         raise
@@ -137,17 +129,13 @@ def _opened(path: Path, **how: Any) -> dict[str, Any]:
     return content
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
-    path.unlink(missing_ok=True)  # what a killed process left
-    with path.open("x+b") as file:
-        torch.save(content, file)
-        file.seek(-2, os.SEEK_END)  # an archive ends with the length of its comment
-        file.write(SEAL.to_bytes(2, "little"))
-        file.seek(0)
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        file.write(MARK + digest.encode())
-        file.flush()
-        os.fsync(file.fileno())
+def _fill(content: dict[str, Any], file: Any) -> None:
+    torch.save(content, file)
+    file.seek(-2, os.SEEK_END)  # an archive ends with the length of its comment
+    file.write(SEAL.to_bytes(2, "little"))
+    file.seek(0)
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
+    file.write(MARK + digest.encode())
 
 
 def _check_seal(path: Path) -> None:

@@ -5,10 +5,9 @@ continue it.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -65,22 +64,13 @@ Factor = Callable[[Any, Timing, int], float]
 the monitored metric has not improved."""
 
 
-@dataclass
-class Planned:
-    """A job with a given length, as its schedule sees it."""
+def planned(total: int, steps_per_epoch: int, step: int) -> Any:
+    """Return the timing of a job of this length before a step."""
 
-    total_steps: int
-    steps_per_epoch: int
-    step: int = 0
+    def span(span: Span) -> int:
+        return span.steps(steps_per_epoch or None)
 
-    @property
-    def fraction_done(self) -> float:
-        """Fraction of the job that is done."""
-        return self.step / self.total_steps
-
-    def span(self, span: Span) -> int:
-        """Return a span as a number of steps."""
-        return span.steps(self.steps_per_epoch or None)
+    return SimpleNamespace(step=step, total_steps=total, fraction_done=step / total, span=span)
 
 
 class Trained(NamedTuple):
@@ -125,8 +115,8 @@ def extension_problem(
         return f"{ended}; its length must be a multiple of --eval-every {every}"
     # The last step comes first, since most schedules differ there.
     for step in chain((done.steps - 1,), range(done.steps - 1)):
-        now = Planned(total, done.steps_per_epoch, step)
-        then = Planned(done.steps, done.steps_per_epoch, step)
+        now = planned(total, done.steps_per_epoch, step)
+        then = planned(done.steps, done.steps_per_epoch, step)
         for plateaus in PLATEAUS:
             lr, lr_then = factor(settings, now, plateaus), factor(before, then, plateaus)
             if lr != lr_then:
@@ -136,9 +126,6 @@ def extension_problem(
                     "length, like --schedule constant"
                 )
     return ""
-
-
-NAMED = 8  # largest number of weights that are named; further ones are only counted
 
 
 READER = "read_length"
@@ -183,7 +170,7 @@ class Beginning:
             unused = [each for each in kept.get(name, {}) if each not in fits[name]]
             for what, names in (("keep their initial values", missing), ("are not used", unused)):
                 if names:
-                    log.warning("%s: of %s %s: %s", self._flag, name, what, few(names, NAMED))
+                    log.warning("%s: of %s %s: %s", self._flag, name, what, few(names, 8))
             self._taken = True
 
     def check(self, factor: Factor) -> None:

@@ -291,7 +291,10 @@ def save_split(attempt: Path, parts: Mapping[str, Dataset[Any] | None]) -> list[
     attempt's folder. Parts that are None, or have no length, are left out."""
     sized = {name: part for name, part in parts.items() if hasattr(part, "__len__")}
     indices = {name: underlying(part)[1].numpy() for name, part in sized.items() if part}
-    path = Path(layout.SPLITS, f"{_digest(indices)}.npz")
+    found = hashlib.sha256()
+    for name, part in sorted(indices.items()):
+        found.update(f"{name} {len(part)}\n".encode() + part.tobytes())
+    path = Path(layout.SPLITS, f"{found.hexdigest()[:16]}.npz")
     shared = attempt.parent.parent / path
     if not shared.exists():
         files.write_shared(shared, lambda file: np.savez_compressed(file, **indices))  # type: ignore
@@ -299,10 +302,3 @@ def save_split(attempt: Path, parts: Mapping[str, Dataset[Any] | None]) -> list[
     about = {"id": attempt.parent.name, "split": path.as_posix(), "examples": examples}
     files.write_record(attempt / layout.SPLIT, {"schema": 1, **about})
     return [layout.SPLIT]
-
-
-def _digest(indices: Mapping[str, Any]) -> str:
-    found = hashlib.sha256()
-    for name, part in sorted(indices.items()):
-        found.update(f"{name} {len(part)}\n".encode() + part.tobytes())
-    return found.hexdigest()[:16]
