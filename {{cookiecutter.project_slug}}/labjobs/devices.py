@@ -345,8 +345,7 @@ class Precision:
         return "bf16" if computes_in_bf16(self._device) else "fp32"
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Return a context for the forward pass: operations run in 16 bits where that is safe, if
-        asked for."""
+        """Return a context for the forward pass: 16 bits where that is safe, if asked for."""
         half = HALF.get(self.name)
         if not half:
             return nullcontext()

@@ -31,8 +31,7 @@ def require(fine: bool, flag: str, value: object, wanted: str) -> None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown word: the nearest known word, or all of
-    them."""
+    """Return the end of a message about an unknown word: the nearest known one, or all of them."""
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"

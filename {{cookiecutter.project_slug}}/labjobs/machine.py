@@ -99,8 +99,7 @@ def of(process: int) -> tuple[str, Reading]:
 
 
 def _stat(process: int) -> list[str]:
-    """The fields of a process's `stat` from the third one on; the name before them may contain
-    spaces."""
+    """The fields of a process's `stat` from the third on; the name before may contain spaces."""
     return _text(PROC / str(process) / "stat").rpartition(")")[2].split()
 
 

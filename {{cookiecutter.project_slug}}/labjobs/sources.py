@@ -37,8 +37,7 @@ def is_engines(file: str) -> bool:
 
 @cache
 def is_students(file: str) -> bool:
-    """Return whether a file is the student's: in the project, but neither part of the engine nor
-    installed."""
+    """Return whether a file is the student's: in the project, not the engine's, not installed."""
     path = resolved(file)
     inside = path.is_relative_to(CODE) and path.is_file()
     return inside and not is_engines(file) and "site-packages" not in path.parts

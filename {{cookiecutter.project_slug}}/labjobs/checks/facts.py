@@ -230,8 +230,7 @@ class Carried:
         return {found.key: _state(found.value, of_parts) for found in self._variables()}
 
     def _variables(self) -> Iterator[_Variable]:
-        """The variables of the functions that run, of the student's modules, and of the student's
-        objects in them."""
+        """The variables of the functions that run, of the student's modules and objects in them."""
         for frame in self._frames:
             if frame.f_code.co_name != "<module>":
                 yield from _variables_in(frame, frame.f_locals, partial(_local_at, frame))

@@ -140,8 +140,7 @@ def _changed(job: JobFolder[Any], **values: Any) -> JobFolder[Any]:
 
 
 def _long(job: JobFolder[Any], steps: int = LONG, pause_after: int = 0) -> JobFolder[Any]:
-    """The job with this number of optimizer steps, evaluated only at the end; one that pauses after
-    some steps logs each of them."""
+    """The job with so many steps, evaluated only at the end; one that pauses logs each step."""
     others = {"minutes": 0.0, "eval_every": Span(str(steps))}
     values: dict[str, Any] = {k: v for k, v in others.items() if hasattr(job.settings, k)}
     if pause_after:

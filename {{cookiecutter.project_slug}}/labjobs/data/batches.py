@@ -28,8 +28,7 @@ from labjobs.errors import JobError, SettingsError
 from labjobs.machine import cores
 
 RESIDENT_FRACTION = 0.25
-"""`auto` keeps a dataset on the device if it takes at most this fraction of the device's free
-memory."""
+"""`auto` keeps a dataset on the device up to this fraction of the device's free memory."""
 
 MOST_WORKERS = 8  # more reading processes than this usually slow each other down at the disk
 
@@ -169,8 +168,7 @@ class _Stored:
 
 
 _STORED: WeakValueDictionary[tuple[int, torch.device], _Stored] = WeakValueDictionary()
-"""The data by dataset and device, as long as batches of it are in use: all subsets share one
-copy."""
+"""The data by dataset and device, while batches of it are in use: all subsets share one copy."""
 
 
 def _stored(dataset: Dataset[Any], device: torch.device, processes: int) -> _Stored:

@@ -136,8 +136,7 @@ def underlying(dataset: Dataset[Any]) -> tuple[Dataset[Any], Tensor]:
 
 
 def tensors(dataset: Dataset[Any]) -> tuple[Tensor, ...] | None:
-    """Return the tensors whose rows are a dataset's examples; None if it is not made of such
-    tensors."""
+    """Return the tensors whose rows are a dataset's examples; None if it is not made of such."""
     if not isinstance(dataset, TensorDataset):
         return None
     as_they_are = type(dataset).__getitem__ is TensorDataset.__getitem__

@@ -76,7 +76,6 @@ def rows(batch: Any) -> int | None:
 
 
 def split(batch: Any, size: int | list[int]) -> Iterator[Any]:
-    """Yield parts of a batch with `size` examples each, the last may be smaller; or with as many as
-    a list says."""
+    """Yield parts of a batch with `size` examples each, fewer in the last, or as a list says."""
     for parts in zip(*(leaf.split(size) for leaf in leaves(batch)), strict=True):
         yield filled(batch, parts)

@@ -77,8 +77,7 @@ def drop_checkpoints(attempt: Path) -> None:
 
 
 def free(own: Path) -> Path:
-    """Return the folder for an attempt with other data than earlier ones with the same code:
-    `1f0a3c44`, `1f0a3c44-2`, …"""
+    """Return the folder for an attempt with the same code and other data, such as `1f0a3c44-2`."""
     numbered = (own.with_name(f"{own.name}-{number}") for number in count(2))
     return own if not begun(own) else next(each for each in numbered if not begun(each))
 

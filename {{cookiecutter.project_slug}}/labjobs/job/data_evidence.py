@@ -116,8 +116,7 @@ class Places:
 
     @cached_property
     def missing(self) -> str:
-        """Why data cannot be compared, in a few words; empty if it can. A folder where nothing is
-        mounted is empty."""
+        """Why data cannot be compared; empty if it can. A folder with nothing mounted is empty."""
         with suppress(OSError):
             if any(not name.startswith(".") for name in os.listdir(self.data_root)):
                 return ""
@@ -442,8 +441,7 @@ def _replace_look(name: str) -> None:
 
 
 def of_job() -> tuple[Path, Places] | None:
-    """Return what another process of the job needs to join the recording; None if nothing is
-    recorded."""
+    """Return what another process of the job needs to join the recording, if there is one."""
     return _notes.joined_by if _notes else None
 
 
@@ -502,8 +500,7 @@ def are_in(file: Path) -> bool:
 
 
 def _noted_in(attempt: Path) -> tuple[dict[str, Entry], dict[str, str]]:
-    """What all processes of an attempt have read, and what they have written (MADE or WRITTEN), by
-    name, without damaged lines."""
+    """What all processes of an attempt have read and written (MADE, WRITTEN), by name."""
     entries, written = dict[str, Entry](), dict[str, str]()
     for each in (each for file in attempt.glob(layout.DATA_FILES) for each in _lines(file)):
         if each.hash in (MADE, WRITTEN):
@@ -588,8 +585,7 @@ def read_by(attempt: Path) -> Entries:
 
 
 class Summary(NamedTuple):
-    """Where the files are that an attempt has read, in short: the common folder, or the single
-    file."""
+    """Where the files are that an attempt has read: the common folder, or the single file."""
 
     name: str
     path: Path

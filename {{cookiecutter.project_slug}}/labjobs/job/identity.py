@@ -152,8 +152,7 @@ def project_id() -> str:
 
 
 def existing_id() -> str:
-    """Return the project's id; empty if no job has made it, or nothing knows it. Raises as
-    `project_id` does."""
+    """Return the project's id; empty if nothing knows one. Raises as `project_id` does."""
     try:
         text = FILE.read_text("utf-8", "replace").strip()
     except FileNotFoundError:

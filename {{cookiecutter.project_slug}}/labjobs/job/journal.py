@@ -113,8 +113,7 @@ class Reader:
         self.line = self.end = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the whole lines that have come since. Raises Damaged at a line that is not
-        valid."""
+        """Return the whole lines that have come since. Raises Damaged at one that is not valid."""
         lines = []
         self._file.seek(self.end)
         while (line := self._file.readline()).endswith(b"\n"):
@@ -235,8 +234,7 @@ class Journal:
 
 
 def check(folder: Path, reader: Reader) -> None:
-    """Raise Damaged if a journal that was read is not the one that other files of its attempt know
-    of."""
+    """Raise Damaged if a journal is not the one that other files of its attempt know of."""
     noted = record_of(folder, layout.SETTINGS).get("journal", reader.start)
     continues = any((folder / name).exists() for name in layout.CHECKPOINTS)
     if noted != reader.start or (continues and not reader.line):

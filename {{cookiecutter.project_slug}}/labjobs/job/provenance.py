@@ -38,8 +38,7 @@ NAMING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_O
 
 
 def tags() -> dict[str, str]:
-    """Return commit (`none` outside git), dirtiness, host, template and versions, as tags of a
-    run."""
+    """Return commit (`none` outside git), dirtiness, host, template and versions, as tags."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -100,8 +99,7 @@ def _changes() -> str:
 
 
 def is_closed(name: str) -> bool:
-    """Return whether the content of a file, named from the code's folder, must not or cannot be
-    recorded."""
+    """Return whether a file, named from the code's folder, must not or cannot be recorded."""
     file = CODE / name
     if privacy.is_secret(Path(name)) or privacy.is_private(file):
         return True
@@ -181,8 +179,7 @@ def _copies() -> dict[str, tuple[str, Callable[[BinaryIO], object]]]:
 
 
 def _code() -> Iterator[tuple[str, str]]:
-    """The names and contents of the code's files, without the engine's: text files that are not
-    large and hold no secrets."""
+    """The code's files without the engine's: texts that are not large and hold no secrets."""
     for path in sorted(paths()):
         file = CODE / path
         if path.parts[0] == "labjobs":

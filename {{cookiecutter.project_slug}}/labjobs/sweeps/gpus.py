@@ -142,8 +142,7 @@ def _uuids(gpus: str) -> list[str]:
 
 
 def _make_locks(device: str, per_gpu: int) -> str:
-    """The path with which the names of a GPU's locks begin; all users may take them. Raises
-    SettingsError."""
+    """The path with which a GPU's locks begin; all users may take them. Raises SettingsError."""
     uuid = "".join(_uuids(device)[:1]) or device
     folder = Path(os.environ.get("GPU_LOCKS") or LOCKS).absolute()
     lock = folder / uuid.replace("/", "-")  # a part's name, in old drivers, has slashes
@@ -219,8 +218,7 @@ def _usage(device: str) -> str:
 
 
 def _opened_lock(path: Path) -> int:
-    """A lock's descriptor. The lock is read and touched, because systems remove old files from
-    temporary folders."""
+    """A lock's descriptor. It is read and touched, since systems remove old temporary files."""
     file = locks.opened(path, os.O_RDONLY)
     os.read(file, 1)
     with suppress(PermissionError):  # another user's

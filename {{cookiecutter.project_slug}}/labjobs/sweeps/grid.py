@@ -130,8 +130,7 @@ def entries(grid: Path) -> list[Entry]:
 
 
 def confirmations(grid: Path) -> list[tuple[str, int]]:
-    """Return the number of seeds of each `confirm` in a sweep's file, as it is written, and how
-    many jobs are named before it."""
+    """Return the seeds of each `confirm` in a sweep's file, and how many jobs are before it."""
     text = os.fsdecode(grid.read_bytes())
     found, before = [], 0
     for words, _ in _commands(iter(text.split("\0")[:-1])):
@@ -153,8 +152,7 @@ def add(grid: Path, jobs: Iterable[Sequence[str]]) -> None:
 
 
 def answer(folder: Path) -> None:
-    """Answer with the ids of captured jobs until the grid is complete. Ends the process if run.sh
-    has ended."""
+    """Answer with the ids of captured jobs until the grid is complete, or run.sh has ended."""
     with (
         (folder / "asked").open("rb") as asked,
         (folder / "answered").open("w", encoding="utf-8") as answered,
@@ -227,8 +225,7 @@ def _word(pipe: BinaryIO) -> str:
 
 
 def ended(folder: Path, since: int) -> int | None:
-    """Return the exit status that corresponds to a job's outcome, if that was written since then,
-    in ns."""
+    """Return the exit status for a job's outcome, if that was written since then, in ns."""
     path = folder / layout.OUTCOME
     with suppress(OSError):
         if path.stat().st_mtime_ns > since:

@@ -67,8 +67,7 @@ class Queue:
         self._run_sh = os.getppid()
 
     def run(self) -> None:
-        """Run all jobs. When asked to stop, start no more jobs, and ask the running ones to
-        stop."""
+        """Run all jobs. When asked to stop, start no more, and ask the running ones to stop."""
         while self._goes_on() or any(worker.running for worker in self._workers):
             self._stop_jobs()
             for worker in self._workers:
@@ -133,8 +132,7 @@ class Queue:
             self._leave(worker, entry, exit_status.FAILED)
 
     def _look_after(self, worker: Worker, entry: Entry, job: Running) -> None:
-        """Record how a job has ended, if it has; it comes first in the queue if it is tried
-        again."""
+        """Record how a job has ended, if it has; one that is tried again comes first."""
         status = job.status()
         if status is None:
             return

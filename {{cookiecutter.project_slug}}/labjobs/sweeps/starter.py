@@ -133,8 +133,7 @@ class Running:
         self.send_signal = self._process.send_signal
 
     def status(self) -> int | None:
-        """Return its exit status as a shell reports it, 128 + n for signal n; None while it
-        runs."""
+        """Return its exit status as a shell has it, 128 + n for signal n; None while it runs."""
         status = self._process.poll()
         if status == LOST:  # its folder may know more
             known = grid.ended(self._output.parent, since=self._begun)

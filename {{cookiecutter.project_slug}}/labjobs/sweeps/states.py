@@ -113,8 +113,7 @@ class View:
 
 
 def progress(folder: Path) -> str:
-    """Return how far a job has come, such as `step 120/300, 40 s left`, by the last evaluation in
-    its journal."""
+    """Return how far a job has come at its last evaluation, such as `step 120/300, 40 s left`."""
     start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
     seed = journal.seed_of(start.get("journal", ""))
     try:
@@ -230,8 +229,7 @@ def clear_snapshots(mine: Path) -> None:
 
 
 def _alive(folder: Path) -> bool:
-    """Whether anything that a sweep has started is still running: it holds the lock, or is in
-    Slurm's queue."""
+    """Whether anything of a sweep still runs: it holds the lock, or is in Slurm's queue."""
     if slurm.was_given(folder):
         if slurm.has(folder):
             return True

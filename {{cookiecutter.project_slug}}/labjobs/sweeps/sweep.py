@@ -129,8 +129,7 @@ def _run(folder: Path, flags: Flags, sbatch: list[str], lock: int) -> int:
 
 
 def _end(entries: list[Entry], status: int = 0) -> int:
-    """Note which jobs halving has stopped, and print the results of the sweep; return its exit
-    status."""
+    """Note which jobs halving has stopped, and print the results; return the exit status."""
     stopped = [] if status else grid.stopped(entries)
     noted = [e.job.runs_root for e, rung in stopped if e.job.note_stop(f"at {rung}")]
     for runs_root in {*noted}:  # if the store is away, `jobs.py sync` sends it
@@ -223,8 +222,7 @@ def _submit(
 
 
 def _name_left_out(entries: list[Entry]) -> int:
-    """Name the jobs that Slurm is not given although they are stale or diverged; returns the exit
-    status."""
+    """Name the stale and the diverged jobs, which Slurm is not given; returns the exit status."""
     grid.name(entries, {"stale", "diverged"})
     return int(any(entry.state == "stale" for entry in entries))
 

@@ -79,8 +79,7 @@ class Courier:
         return "" if code == 0 else mlflow_client.last_line(said)
 
     def _wait(self, seconds: float) -> int | None:
-        """Tell the courier that the job has ended; return its exit status, None if it is still
-        sending."""
+        """Tell the courier that the job has ended; return its exit status, None while it sends."""
         with suppress(BrokenPipeError):
             self._words.close()
         try:
@@ -106,8 +105,7 @@ class Courier:
 
 
 def main(trainer: int) -> None:
-    """Deliver the journal in the folder that the pipe's first line names, of the process with this
-    id."""
+    """Deliver the journal of this process, in the folder that the pipe's first line names."""
     with suppress(Exception):  # an unavailable store is reported later, if it still is
         prepare()
     gc.freeze()  # skips a last garbage collection, which took a second

@@ -156,8 +156,7 @@ AWAY = "the tracking store cannot be read"
 
 
 def client(uri: str = "") -> "MlflowClient":
-    """Return MLflow's client, set to be quiet and to give up after seconds: callers try again
-    themselves."""
+    """Return MLflow's client, quiet, and giving up after seconds: callers try again themselves."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ.update(PINNED)
@@ -250,8 +249,7 @@ def belongs_to_another(experiment: str, owner: str) -> SettingsError:
 
 
 def was_deleted(experiment: str, number: str) -> SettingsError:
-    """Return the message for a project whose experiment has been deleted in the store, which keeps
-    its name."""
+    """Return the message for a project whose experiment was deleted; the store keeps the name."""
     return SettingsError(
         f"the experiment {experiment!r} in the tracking store was deleted; `mlflow experiments "
         f"restore -x {number}` brings it back with its runs, or change the name in pyproject.toml"
@@ -259,8 +257,7 @@ def was_deleted(experiment: str, number: str) -> SettingsError:
 
 
 def _make(path: Path) -> None:
-    """Make a sqlite store next to its final place, because MLflow leaves a broken store if it is
-    killed in the meantime."""
+    """Make a sqlite store beside its place: MLflow leaves a broken one if it is killed."""
     with TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
         part = Path(folder) / path.name
         client(_sqlite_uri(part)).search_experiments(max_results=1)

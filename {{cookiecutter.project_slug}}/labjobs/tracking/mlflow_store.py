@@ -265,8 +265,7 @@ def _seed_group(folder: "JobFolder[Any]") -> str:
 
 
 def _note(folder: "JobFolder[Any]", inputs: Sequence[str]) -> str:
-    """The description, in Markdown: the command that repeats the job, what it is derived from, its
-    note and its folder."""
+    """The description, in Markdown: the job's command, its inputs, its note and its folder."""
     derived = ", ".join(f"`{job}`" for job in inputs)
     lines = [
         f"`{as_command(folder.settings, folder.script)}`",

@@ -126,8 +126,7 @@ def every(experiment: str) -> list[StoredJob]:
 
 
 def unfinished(experiment: str) -> list[StoredJob]:
-    """Return the newest attempt at each job that has neither finished nor diverged with any code,
-    by job id."""
+    """Return the newest attempt at each job that is not over with any code, by job id."""
     every = sorted(_every(experiment), key=lambda job: (job["job_id"], job["started"]))
     over = {job["job_id"] for job in every if job["state"] in OVER}
     newest = {job["job_id"]: job for job in every if job["job_id"] not in over}
@@ -135,8 +134,7 @@ def unfinished(experiment: str) -> list[StoredJob]:
 
 
 def _every(experiment: str, query: str = TAGS) -> list[StoredJob]:
-    """The runs of all jobs; from a database with the tags that a query asks for, but without params
-    and metrics."""
+    """The runs of all jobs; from a database with some tags, but without params and metrics."""
     path = sqlite_path()
     return _by_sql(path, experiment, query) if path else _by_client(experiment)
 
@@ -321,8 +319,7 @@ def settle(experiment: str) -> None:
 
 
 def histories(run_ids: Sequence[str], key: str) -> list[tuple[str, int, float]]:
-    """Return a metric's history in several runs: (run id, step, value), by run id, step and
-    time."""
+    """Return a metric's history in several runs: (run id, step, value), ordered, also by time."""
     if path := sqlite_path():
         points = select(path, HISTORIES, runs=json.dumps(run_ids), key=key)
         return [(run, step, _number(value)) for run, step, value in points]
@@ -393,8 +390,7 @@ def chosen(
 
 
 def name_all(stored: Iterable[StoredJob]) -> None:
-    """Register all jobs, since any of them may be an input of others, even if it is not on this
-    disk."""
+    """Register all jobs: each may be an input of others, even if it is not on this disk."""
     for job_id, job in {attempt["job_id"]: attempt for attempt in stored}.items():
         with suppress(SettingsError, ValueError):  # settings of older code; a rule in __post_init__
             kind = identity.read(script_of(job)).settings
@@ -426,8 +422,7 @@ def _evidence(job: StoredJob, kind: type[Any]) -> Evidence:
 
 
 def fresh_value(text: str) -> Any:
-    """Return a setting as it was before it was stored as text; several values as the flag has them,
-    `1,2`."""
+    """Return a setting from its stored text; several values as the flag has them, `1,2`."""
     if text in WORDS:
         return WORDS[text]
     if text.startswith("[") and text.endswith("]"):

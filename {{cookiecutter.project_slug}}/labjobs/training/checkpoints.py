@@ -262,8 +262,7 @@ class TrainingState:
 
     @property
     def due(self) -> bool:
-        """Whether this process finds that it is time for a checkpoint. Raises OSError if the last
-        could not be written."""
+        """Whether it is time for a checkpoint here. Raises OSError if the last was not written."""
         self._writer.check()
         late = time.monotonic() - self._saved > self._interval
         # It may queue behind best.pt, which some loops write in every step, but not behind another.

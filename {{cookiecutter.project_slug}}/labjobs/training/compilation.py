@@ -252,8 +252,7 @@ class Prepared:
         return self._precision.name
 
     def __call__(self, model: nn.Module, batch: Any, *more: Any) -> tuple[Any, ...]:
-        """Return what the function does: the loss (), what was measured, with its sums if that was
-        compiled, and anything else."""
+        """Return the loss (), what was measured, with its sums if compiled, and anything else."""
         with self._precision.autocast():
             compiled = self._compiled_for(model.training, batch)
             if not compiled:
@@ -285,8 +284,7 @@ def _differ_in_rows_alone(shapes: Sequence[Shape], others: Sequence[Shape]) -> b
 
 
 def region(forward: Function) -> Region:
-    """Return a function that also sums what was measured: compiled, network, loss and sums are one
-    region."""
+    """Return a function that also sums what was measured: all of it is compiled as one region."""
 
     def run(*given: Any) -> tuple[tuple[Any, ...], dict[str, tuple[Any, ...]]]:
         returned = forward(*given)

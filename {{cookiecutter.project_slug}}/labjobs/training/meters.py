@@ -48,8 +48,7 @@ class Sum(NamedTuple):
 
 
 class Measured(dict[str, Any]):
-    """What a function measured, by name; with `sums` that were made with it, as compiled code
-    does."""
+    """What a function measured, by name; with the `sums` that compiled code made with it."""
 
     def __init__(self, values: Mapping[str, Any], sums: Mapping[str, Sum]) -> None:
         super().__init__(values)
@@ -168,8 +167,7 @@ class Means:
             self._sums[name] = Sum(numerator, count)
 
     def read(self) -> dict[str, float]:
-        """Return the means, over the batches of all processes of the job. Waits for the device,
-        once."""
+        """Return the means over the batches of all processes. Waits for the device, once."""
         tensors = [tensor for each in self._sums.values() for tensor in each.tensors]
         found = [0.0] * len(tensors)
         for indices, made in totals(tensors):
