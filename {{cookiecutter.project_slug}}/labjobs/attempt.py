@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from labjobs import exit_status, installation, layout, locks
 from labjobs.errors import Diverged, JobError, SettingsError, cause, first_line
@@ -39,14 +39,13 @@ if TYPE_CHECKING:
     from labjobs.distributed.ranks import First
     from labjobs.training.loop import Job
 
-S = TypeVar("S")
 NOTICE = 2.0  # seconds within which the processes of a job learn which of them has ended
 
 Main = Callable[["Job[Any]"], Mapping[str, float]]
 Check = Callable[["Job[Any]"], object]
 
 
-class Attempt(Generic[S]):
+class Attempt:
     """An attempt at a job, from `python run.py FLAGS`.
 
     Ends the process if the job is finished already, or running elsewhere.
@@ -56,7 +55,7 @@ class Attempt(Generic[S]):
     _temporary: Path | None = None  # a folder that is removed at the end
     _courier: Courier | None = None  # what uploads the results, unless the job is not stored
 
-    def __init__(self, folder: JobFolder[S]) -> None:
+    def __init__(self, folder: JobFolder[Any]) -> None:
         self._folder = folder
         self.label = folder.label
         self._store_is_away = ""
@@ -218,7 +217,7 @@ class Attempt(Generic[S]):
         if CODE == PROJECT and (engine := installation.problem(PROJECT)):
             log.warning(engine)
 
-    def _result(self, job: "Job[S]", main: Main) -> str:
+    def _result(self, job: "Job[Any]", main: Main) -> str:
         """Do the job; returns its results in one line."""
         try:
             job.start()
@@ -320,7 +319,7 @@ def stop_status(stop: Stopped) -> int:
     return exit_status.SIGNALLED + stop.number if isinstance(stop, Interrupted) else 0
 
 
-class Scratch(Attempt[S]):
+class Scratch(Attempt):
     """A trial run for --scratch, in a temporary folder and without a store; nothing is left."""
 
     def _begin(self) -> None:

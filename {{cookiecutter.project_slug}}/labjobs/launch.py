@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from labjobs import attempt, exit_status
 from labjobs import settings as declared
@@ -36,13 +36,11 @@ from labjobs.tracking import mlflow_client
 if TYPE_CHECKING:
     from labjobs.distributed.collectives import Processes
 
-S = TypeVar("S")
-
 if not multiprocessing.parent_process():  # one that a job starts imports the script again
     data_evidence.listen()  # before the script imports settings.py
 
 
-def begin(kind: type[S], metrics: Mapping[str, Metric]) -> "Attempt[S] | Check":
+def begin(kind: type[Any], metrics: Mapping[str, Metric]) -> "Attempt | Check":
     """Read the command line of a job script; ends the process if there is nothing else to do.
     Returns an object with a method `run(main, check)`: an attempt at the job or, for --check, the
     test of the guarantees. Sweeps read these arguments from the script's source (job/identity.py).
@@ -54,7 +52,7 @@ def begin(kind: type[S], metrics: Mapping[str, Metric]) -> "Attempt[S] | Check":
     # Absolute, for all processes that are started.
     os.environ["MLFLOW_TRACKING_URI"] = mlflow_client.store_uri()
 
-    def folder() -> JobFolder[S]:
+    def folder() -> JobFolder[Any]:
         declared.check(metrics)
         settings, runtime = parse(kind, Runtime, sys.argv[1:])
         data_evidence.listen(False)  # what the engine reads from here on is not for the job
@@ -77,7 +75,7 @@ def begin(kind: type[S], metrics: Mapping[str, Metric]) -> "Attempt[S] | Check":
 # prints all messages. The others train along and end with the same status.
 
 
-def _of_several(folder: Callable[[], JobFolder[S]], script: str) -> Attempt[S]:
+def _of_several(folder: Callable[[], JobFolder[Any]], script: str) -> Attempt:
     from labjobs.distributed.collectives import Processes  # torch, which one process imports later
 
     try:
@@ -94,7 +92,7 @@ def _of_several(folder: Callable[[], JobFolder[S]], script: str) -> Attempt[S]:
     return made
 
 
-def _leading(folder: Callable[[], JobFolder[S]], processes: "Processes") -> Attempt[S]:
+def _leading(folder: Callable[[], JobFolder[Any]], processes: "Processes") -> Attempt:
     try:
         own = folder()
         if own.runtime.check:
@@ -109,7 +107,7 @@ def _leading(folder: Callable[[], JobFolder[S]], processes: "Processes") -> Atte
     return made
 
 
-def _following(folder: Callable[[], JobFolder[S]], processes: "Processes") -> Attempt[S]:
+def _following(folder: Callable[[], JobFolder[Any]], processes: "Processes") -> Attempt:
     # Process 0 prints everything. Errors that end Python itself still reach the terminal.
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 # as long as the process
     warnings.simplefilter("ignore")
@@ -124,11 +122,11 @@ def _following(folder: Callable[[], JobFolder[S]], processes: "Processes") -> At
     return Following(folder(), processes, *place)
 
 
-class Following(Attempt[S]):
+class Following(Attempt):
     """The attempt of process 0, seen from another process."""
 
     def __init__(
-        self, folder: JobFolder[S], processes: "Processes", shared: Path, places: Places
+        self, folder: JobFolder[Any], processes: "Processes", shared: Path, places: Places
     ) -> None:
         self.processes, self._shared, self._places = processes, shared, places
         super().__init__(folder)

@@ -8,7 +8,7 @@ import inspect
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
@@ -221,8 +221,10 @@ def _of(kind: type) -> Flags:
         hints = get_type_hints(kind)
     except (NameError, TypeError) as error:
         raise SettingsError(f"{kind.__name__}: a type cannot be read: {error}") from None
-    for name in _without_type(kind, hints):
-        raise SettingsError(f"{kind.__name__}.{name}: needs a type, such as `{name}: int = …`")
+    for name, value in vars(kind).items():
+        plain = isinstance(value, bool | int | float | str | tuple | Path)
+        if plain and name not in hints and not name.startswith("_"):  # no field without a type
+            raise SettingsError(f"{kind.__name__}.{name}: needs a type, such as `{name}: int = …`")
     found = {}
     for field in fields(kind):
         try:
@@ -237,14 +239,6 @@ def _of(kind: type) -> Flags:
 def of(kind: type) -> Flags:
     """Return the flags of a settings dataclass. Raises SettingsError if it cannot have any."""
     return _of(kind)  # through a cache, whose type mypy does not know
-
-
-def _without_type(kind: type, hints: Mapping[str, Any]) -> Iterator[str]:
-    """Attributes that look like settings, but are not fields because they have no type."""
-    for name, value in vars(kind).items():
-        plain = isinstance(value, bool | int | float | str | tuple | Path)
-        if plain and name not in hints and not name.startswith("_"):
-            yield name
 
 
 def _flag(field: Field[Any], annotation: Any) -> Flag:

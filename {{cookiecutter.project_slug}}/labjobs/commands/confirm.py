@@ -11,7 +11,7 @@ prints the arguments of the jobs to run: nothing while a job of the grid has no 
 import json
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labjobs import exit_status, settings
 from labjobs.cli import flags
@@ -54,13 +54,9 @@ def _of_task(count: int, own: "pd.DataFrame") -> list[list[str]]:
         known = attempts.settings_of(job, attempts.runs_root())
         assert known  # `tables` has registered all jobs
         for seed in range(settings.CONFIRMING, settings.CONFIRMING + count):
-            found.append(_words(replace(known[0], seed=seed)))
+            changed = identity.changed(replace(known[0], seed=seed)).items()
+            found.append([f"{flags.option(name)}={text}" for name, text in changed])
     return found
-
-
-def _words(wanted: Any) -> list[str]:
-    changed = identity.changed(wanted).items()
-    return [f"{flags.option(name)}={text}" for name, text in changed]
 
 
 def main() -> int:

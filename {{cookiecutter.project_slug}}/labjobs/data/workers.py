@@ -87,20 +87,13 @@ class Processes:
         while it works on the previous batch."""
         with terminal.waiting() if self._count else nullcontext():
             read = next(self._read)
-        device, ahead = self._device, runs_ahead(self._device)
-
-        def moved(leaf: Any) -> Any:
-            return leaf.to(device, non_blocking=ahead) if isinstance(leaf, Tensor) else leaf
-
-        def others_moved(leaf: Any) -> Any:
-            return leaf if isinstance(leaf, Tensor) or not hasattr(leaf, "to") else leaf.to(device)
-
+        ahead = runs_ahead(self._device)
         with self._copies:
-            copied = trees.mapped(moved, read.batch)
+            move = partial(_moved, device=self._device, ahead=ahead)
+            copied = trees.mapped(move, read.batch)
         self._copies.hand_over(leaf for leaf in trees.leaves(copied) if isinstance(leaf, Tensor))
-        # What is not a tensor but contains some, such as a PackedSequence, cannot be handed over to
-        # another stream, so the current one copies it.
-        return Read(trees.mapped(others_moved, copied), read.about)
+        others = partial(_moved_otherwise, device=self._device)
+        return Read(trees.mapped(others, copied), read.about)
 
     def close(self) -> None:
         """End the processes.
@@ -144,6 +137,18 @@ def _as_read(read: Any) -> Any:
 
 def _pinned(leaf: Any) -> Any:
     return leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf
+
+
+def _moved(leaf: Any, device: torch.device, ahead: bool) -> Any:
+    """A tensor on the device; anything else as it is."""
+    return leaf.to(device, non_blocking=ahead) if isinstance(leaf, Tensor) else leaf
+
+
+def _moved_otherwise(leaf: Any, device: torch.device) -> Any:
+    """A value that is not a tensor but contains some, such as a PackedSequence, on the device;
+    texts and the like unchanged. Its contents cannot be handed over to another stream, so the
+    current stream copies it."""
+    return leaf.to(device) if hasattr(leaf, "to") and not isinstance(leaf, Tensor) else leaf
 
 
 def _begin_to_read(job: tuple[Path, Places] | None, _worker: int) -> None:

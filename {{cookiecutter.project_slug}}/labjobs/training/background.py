@@ -12,7 +12,8 @@ may compile: the first call.
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from copy import deepcopy
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +23,8 @@ from labjobs import devices
 LOOK = 0.1  # seconds after which a wait for a result checks for a signal
 
 
-class _Weights(NamedTuple):
+@dataclass
+class _Weights:
     """A copy of a model's weights, and the stream that it is used on."""
 
     model: nn.Module
@@ -98,14 +100,14 @@ class Background:
         )
         copy.model.load_state_dict(weights)
         copy.stream.wait_stream()
-
-        def call() -> Any:
-            with copy.stream:
-                result = function(copy.model)
-            copy.stream.synchronize()  # its tensors are read on another stream
-            return result
-
-        result = self._thread.submit(call)
+        result = self._thread.submit(_call, function, copy)
         self._pending = [(at, copy, result)]
         if first and self.compiles:
             self._wait(result)
+
+
+def _call(function: Callable[[nn.Module], Any], weights: _Weights) -> Any:
+    with weights.stream:
+        result = function(weights.model)
+    weights.stream.synchronize()  # the result may be tensors, and is read on another stream
+    return result

@@ -54,14 +54,11 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
     """
     for child in module.children():
         listed = isinstance(module, nn.Sequential | nn.ModuleList)
-        if listed and not isinstance(child, nn.ModuleList) and _layers(child) > 1:
+        layers = sum(bool([*each.parameters(recurse=False)]) for each in child.modules())
+        if listed and not isinstance(child, nn.ModuleList) and layers > 1:
             yield child
         else:
             yield from blocks(child)
-
-
-def _layers(module: nn.Module) -> int:
-    return sum(bool([*each.parameters(recurse=False)]) for each in module.modules())
 
 
 class _Recomputed:

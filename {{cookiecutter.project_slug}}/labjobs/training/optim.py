@@ -342,21 +342,17 @@ class SharedGradients:
             whole = mine.clone()
             self._processes.add_up([whole])
             fraction = mine / whole
+        if self._shard:  # the processes need each other for every part: all have as many
+            most = self._size // self._processes.rank.size // 2  # no part is a single example
+            count = max(1, min(count, most))
         if self._mine:
-            for part, of_mine in self._of_mine(batch, count, elements):
+            made = parts_of(batch, count, self._device, elements, exactly=self._shard)
+            for part, of_mine in made:
                 yield part, of_mine * fraction
         if not self._shard:  # which adds them up in the backward pass
             self._add_up()
         self._processes.copy_from_first(self._buffers)
         self._added = True
-
-    def _of_mine(
-        self, batch: Any, count: int, elements: Count | None
-    ) -> Iterator[tuple[Any, Tensor]]:
-        if self._shard:  # the processes need each other for every part: all have as many
-            most = self._size // self._processes.rank.size // 2  # no part is a single example
-            count = max(1, min(count, most))
-        return parts_of(batch, count, self._device, elements, exactly=self._shard)
 
     def _add_up(self) -> None:
         """Replace each gradient by its sum over all processes; a weight has one afterwards if it
