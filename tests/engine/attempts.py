@@ -48,7 +48,7 @@ def signals(at: At | None) -> Hook:
     return hook
 
 
-class Here(Attempt[Settings]):
+class Here(Attempt):
     """An attempt without a store and a courier."""
 
     def _begin(self) -> None:

@@ -116,7 +116,7 @@ class Courier:
         return ""
 
 
-class Try(Attempt[Settings]):
+class Try(Attempt):
     """An attempt that asks no real store and leaves the template alone."""
 
     def _begin(self) -> None:

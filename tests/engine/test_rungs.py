@@ -6,8 +6,8 @@ import random
 import pytest
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
-from labjobs.sweeps import halving
-from labjobs.sweeps.halving import Bracket, decide
+from labjobs.sweeps import search
+from labjobs.sweeps.search import Bracket, decide
 from settings import METRICS, Settings
 
 
@@ -73,12 +73,12 @@ def test_while_it_is_not_certain_no_job_trains_beyond_the_next_rung(monkeypatch)
     ahead, beside, *_ = jobs.values()
     scores = {job.id: [None, None] for job in jobs.values()}
     scores |= {ahead.id: [1.0, 0.5], beside.id: [1.0, None]}
-    monkeypatch.setattr(halving, "_scores", lambda job, rungs: scores[job.id])
-    monkeypatch.setattr(halving, "_stamp", lambda job, name: (0, 0))
-    bracket = Bracket(halving.read(1, ["2", "1e", "2e"]), [*jobs.values()])
+    monkeypatch.setattr(search, "_scores", lambda job, rungs: scores[job.id])
+    monkeypatch.setattr(search, "_stamp", lambda job, name: (0, 0))
+    bracket = Bracket(search.read_halving(1, ["2", "1e", "2e"]), [*jobs.values()])
     assert not bracket.is_due(ahead) and not bracket.is_due(beside)
     assert (bracket.lead(ahead), bracket.lead(beside)) == (None, 0)
     assert bracket.pause_after(beside) == "2e"
     scores[beside.id] = [1.0, 0.5]
-    bracket = Bracket(halving.read(1, ["2", "1e", "2e"]), [*jobs.values()])
+    bracket = Bracket(search.read_halving(1, ["2", "1e", "2e"]), [*jobs.values()])
     assert bracket.lead(beside) is None

@@ -27,7 +27,7 @@ from labjobs.job.folder import JobFolder
 from labjobs.job.identity import identity
 from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
 from labjobs.privacy import scrub
-from labjobs.tracking import costs, parquet
+from labjobs.tracking import costs, courier
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -227,7 +227,7 @@ def _replay(attempt: Recorded, code: Path, flags: Sequence[str], temporary: Path
     runs = temporary / "runs"
     script = str(code / f"{attempt.about['script']}.py")
     # Without variables that would make it write elsewhere, or log something else.
-    elsewhere = (parquet.VARIABLE, runtime.VARIABLE)
+    elsewhere = (courier.TABLES, runtime.VARIABLE)
     env = {name: value for name, value in os.environ.items() if name not in elsewhere}
     env |= {
         "MLFLOW_TRACKING_URI": f"sqlite:///{temporary}/mlflow.db",

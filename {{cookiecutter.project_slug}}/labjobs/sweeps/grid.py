@@ -1,11 +1,11 @@
 """The jobs that run.sh's grid names: from words such as `analyse.py --lr 1` to jobs.
 
-Words without a script are for run.py; `search` and ranges stand for several jobs (search.py), and
-what follows `halving` trains on rung by rung (halving.py), up to `keep_all`. In the sweep's folder,
-the file `grid` has all of them: for each, the number of its words, then the words, each ended by
-NUL. While the grid runs, captured jobs, as in `id=$(job …)`, come in the same form through the pipe
-`asked`; their ids are returned through the pipe `answered`, a line each, which is empty if the
-words are wrong.
+Words without a script are for run.py; `search` and ranges stand for several jobs, and what follows
+`halving` trains on rung by rung, up to `keep_all` (search.py). In the sweep's folder, the file
+`grid` has all of them: for each, the number of its words, then the words, each ended by NUL. While
+the grid runs, captured jobs, as in `id=$(job …)`, come in the same form through the pipe `asked`;
+their ids are returned through the pipe `answered`, a line each, which is empty if the words are
+wrong.
 """
 
 import json
@@ -31,8 +31,7 @@ from labjobs.job.terminal import counted, leave
 from labjobs.settings import Span
 from labjobs.sources import fault
 from labjobs.sweeps import search
-from labjobs.sweeps.halving import Bracket, Halving
-from labjobs.sweeps.halving import read as read_halving
+from labjobs.sweeps.search import Bracket, Halving, read_halving
 
 NO_JOB = {"-h", "--help", "--check", "--scratch"}  # flags with which a script does not run a job
 END = "end"  # sent instead of a number of words when the grid is complete

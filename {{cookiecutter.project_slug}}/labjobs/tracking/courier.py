@@ -18,17 +18,18 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
-from labjobs import exit_status, fork_server, layout, locks
-from labjobs.errors import JobError, cause
-from labjobs.files import CODE, read_record, write_record
+from labjobs import exit_status, files, fork_server, layout, locks
+from labjobs.errors import JobError, SettingsError, cause
+from labjobs.files import CODE, PROJECT, read_record, write_record
 from labjobs.job import attempts, code_evidence, data_evidence, journal
 from labjobs.job.journal import Damaged
 from labjobs.job.terminal import leave
-from labjobs.tracking import costs, mlflow_client, parquet
+from labjobs.tracking import costs, mlflow_client
 from labjobs.tracking.costs import Meter
-from labjobs.tracking.mlflow_client import prepare, reason
+from labjobs.tracking.mlflow_client import experiment_name, prepare, reason
 from labjobs.tracking.mlflow_store import AT_THE_END, Elsewhere, Line, Run
 
 # The job's side: it starts the process, gives it its work and receives the outcome.
@@ -252,9 +253,9 @@ class Delivery:
 
     def write_tables(self) -> None:
         """Write the Parquet files, if there is a folder for them. Raises OSError."""
-        if tables := parquet.root():
+        if tables := tables_folder():
             status = self.status or "KILLED"
-            parquet.write(tables, self._folder, status)
+            write_tables(tables, self._folder, status)
             self._note(status, str(tables))
 
     def _note(self, status: str, tables: str = "") -> None:
@@ -272,9 +273,15 @@ class Delivery:
 
 
 def check_places() -> None:
-    """Raise SettingsError if the store's address or the Parquet folder cannot be used."""
+    """Raise SettingsError if the store's address or the Parquet folder cannot be used; the folder
+    is made if it is not there."""
     mlflow_client.check()
-    parquet.check()
+    folder = tables_folder()
+    try:
+        if folder:
+            folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"{TABLES} {folder}: {error.strerror}") from None
 
 
 def delivered(folder: Path) -> bool:
@@ -284,12 +291,87 @@ def delivered(folder: Path) -> bool:
     all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))
     if all_of_it != (mlflow_client.fingerprint(), start.get("journal"), True):
         return False
-    if (tables := parquet.root()) and noted.get("tables") != str(tables):
+    if (tables := tables_folder()) and noted.get("tables") != str(tables):
         return False
     with (folder / layout.JOURNAL).open("rb") as file:
         is_own = journal.start_in(file.readline()) == start
         # A journal can be shorter than it was: it was damaged since.
         return is_own and os.fstat(file.fileno()).st_size <= int(noted["bytes"])
+
+
+# Parquet files, as a second copy of what jobs measure: tables for pandas, DuckDB or polars.
+#
+# They are written if the environment variable PARQUET_FOLDER names a folder: a file for each
+# attempt in `metrics/` and one in `jobs/`, when the attempt ends. So many projects and machines can
+# write into one folder, and a reader never sees half a file.
+
+TABLES = "PARQUET_FOLDER"
+
+DIGITS = 12  # number of digits of the folder's id that identify an attempt
+
+
+def tables_folder() -> Path | None:
+    """Return the folder that the environment names; relative paths start at the project."""
+    given = os.environ.get(TABLES)
+    return PROJECT / Path(given).expanduser() if given else None
+
+
+def write_tables(folder: Path, attempt: Path, status: str) -> None:
+    """Write both files of an attempt that ended with a status (MLflow's word) into a folder.
+
+    Raises OSError, and Damaged if its journal is.
+    """
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
+    about = journal.record_of(attempt, layout.SETTINGS)
+    job_id, owner = str(about["id"]), str(about["owner"])[:DIGITS]
+    lines = [*journal.lines_of(attempt), *costs.as_lines(attempt)]
+    points = [
+        (line["step"], name, value, line["time"])
+        for line in lines
+        for name, value in line.get("metrics", {}).items()
+    ]
+    steps, names, values, times = zip(*points, strict=True) if points else ((), (), (), ())
+    metrics = {
+        "job_id": pa.array([job_id] * len(points), pa.string()),
+        "attempt": pa.array([owner] * len(points), pa.string()),
+        "step": pa.array(steps, pa.int64()),
+        "name": pa.array(names, pa.string()),
+        "value": pa.array(values, pa.float64()),
+        "time": pa.array(times, pa.timestamp("ms", "UTC")),
+    }
+    tags: dict[str, str] = {}
+    for line in lines:
+        tags |= line.get("tags", {})
+    # Settings differ from job to job, so they are JSON: all files have the same columns.
+    row = {
+        "project": experiment_name(),
+        "job_id": job_id,
+        "attempt": owner,
+        "name": about["name"],
+        "script": about["script"],
+        "status": status,
+        "code": tags.get("code", about["code"]),
+        "data": tags.get("data", ""),
+        "host": os.uname().nodename,
+        "folder": str(attempt),
+        "settings": json.dumps(about["settings"]),
+        "tags": json.dumps(tags),
+    }
+    job = {name: pa.array([text], pa.string()) for name, text in row.items()}
+    job["updated"] = pa.array([journal.now()], pa.timestamp("ms", "UTC"))
+    # The row describes the metrics, so it is written last. Each file is made outside its table's
+    # folder, where libraries would read half of it.
+    for table, columns in (("metrics", metrics), ("jobs", job)):
+        place = folder / table
+        with suppress(FileExistsError):
+            place.mkdir()
+            place.chmod(folder.stat().st_mode)  # the same users may write here
+        name = f"{job_id}-{owner}.parquet"
+        part = folder / f".{table}-{name}"
+        files.write(part, partial(write_table, pa.table(columns)))
+        part.replace(place / name)
 
 
 # `python jobs.py sync`: send the results of jobs on this disk that are missing there.
