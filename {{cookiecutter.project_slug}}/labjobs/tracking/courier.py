@@ -324,31 +324,24 @@ def write_tables(folder: Path, attempt: Path, status: str) -> None:
     import pyarrow as pa
     from pyarrow.parquet import write_table
 
+    text, when = pa.string(), pa.timestamp("ms", "UTC")
     about = journal.record_of(attempt, layout.SETTINGS)
-    job_id, owner = str(about["id"]), str(about["owner"])[:DIGITS]
+    key = {"job_id": str(about["id"]), "attempt": str(about["owner"])[:DIGITS]}
     lines = [*journal.lines_of(attempt), *costs.as_lines(attempt)]
     points = [
-        (line["step"], name, value, line["time"])
+        {**key, "step": line["step"], "name": name, "value": value, "time": line["time"]}
         for line in lines
         for name, value in line.get("metrics", {}).items()
     ]
-    steps, names, values, times = zip(*points, strict=True) if points else ((), (), (), ())
-    metrics = {
-        "job_id": pa.array([job_id] * len(points), pa.string()),
-        "attempt": pa.array([owner] * len(points), pa.string()),
-        "step": pa.array(steps, pa.int64()),
-        "name": pa.array(names, pa.string()),
-        "value": pa.array(values, pa.float64()),
-        "time": pa.array(times, pa.timestamp("ms", "UTC")),
-    }
+    of_points = dict.fromkeys(key, text) | {"step": pa.int64(), "name": text}
+    of_points |= {"value": pa.float64(), "time": when}
     tags: dict[str, str] = {}
     for line in lines:
         tags |= line.get("tags", {})
     # Settings differ from job to job, so they are JSON: all files have the same columns.
     row = {
         "project": experiment_name(),
-        "job_id": job_id,
-        "attempt": owner,
+        **key,
         "name": about["name"],
         "script": about["script"],
         "status": status,
@@ -358,19 +351,19 @@ def write_tables(folder: Path, attempt: Path, status: str) -> None:
         "folder": str(attempt),
         "settings": json.dumps(about["settings"]),
         "tags": json.dumps(tags),
+        "updated": journal.now(),
     }
-    job = {name: pa.array([text], pa.string()) for name, text in row.items()}
-    job["updated"] = pa.array([journal.now()], pa.timestamp("ms", "UTC"))
+    of_row = dict.fromkeys(row, text) | {"updated": when}
     # The row describes the metrics, so it is written last. Each file is made outside its table's
     # folder, where libraries would read half of it.
-    for table, columns in (("metrics", metrics), ("jobs", job)):
+    for table, rows, types in (("metrics", points, of_points), ("jobs", [row], of_row)):
         place = folder / table
         with suppress(FileExistsError):
             place.mkdir()
             place.chmod(folder.stat().st_mode)  # the same users may write here
-        name = f"{job_id}-{owner}.parquet"
+        name = f"{'-'.join(key.values())}.parquet"
         part = folder / f".{table}-{name}"
-        files.write(part, partial(write_table, pa.table(columns)))
+        files.write(part, partial(write_table, pa.Table.from_pylist(rows, pa.schema(types))))
         part.replace(place / name)
 
 
