@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -42,12 +42,8 @@ Row = dict[str, str | int | float | None]  # a row of the table, by the names of
 Point = dict[str, float]  # the metrics of a step, with its number as `step`
 
 
-class Answer(NamedTuple):
-    """The suggested value or None, how that was found or why there is none, and a table."""
-
-    value: float | int | None
-    why: str
-    rows: Sequence[Row]
+Answer = tuple[float | int | None, str, Sequence[Row]]
+"""The suggested value or None, how that was found or why there is none, and a table."""
 
 
 def find(given: Namespace, words: Sequence[str], runs_root: Path | None) -> int:
@@ -283,7 +279,7 @@ def _find_lr(job: JobFolder[Any], name: str, given: Namespace, trials: Trials) -
         row: Row = {"job": trials.jobs[-1], "seed": seed, "steps": len(losses)}
         rows.append(row | {f"lowest {loss}": lowest, f"at {name}": rates[losses.index(lowest)]})
         curves.append(losses)
-    return Answer(*valley(rates, curves), rows)
+    return *valley(rates, curves), rows
 
 
 def _loss(job: JobFolder[Any]) -> str:
@@ -407,7 +403,7 @@ def _fastest(
         for (value, points), job in zip(measured.items(), trials.jobs, strict=False)
     ]
     good, why = smallest_good(rates)
-    return Answer(good, why + remark, rows)
+    return good, why + remark, rows
 
 
 def _most(points: Sequence[Point], metric: str) -> float:
@@ -483,9 +479,9 @@ def _find_noise_scale(job: JobFolder[Any], name: str, given: Namespace, trials: 
         rows.append({"steps": steps, "noise scale": scale, "low": low, "high": high})
     if not (0 < scale < WIDEST * low and high < WIDEST * scale):
         why = "the gradient cannot be told from its noise; use a larger batch or more --steps"
-        return Answer(None, why, rows)
+        return None, why, rows
     why = f"noise scale {scale:.3g}, 95% interval {low:.3g} to {high:.3g}, at the end"
-    return Answer(2 ** max(0, round(math.log2(scale))), why, rows)
+    return 2 ** max(0, round(math.log2(scale))), why, rows
 
 
 FINDERS: dict[str, Callable[[JobFolder[Any], str, Namespace, Trials], Answer]] = {

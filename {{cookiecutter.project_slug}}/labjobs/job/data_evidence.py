@@ -584,26 +584,15 @@ def read_by(attempt: Path) -> Entries:
     return _listed(digest(attempt), last_places(attempt))
 
 
-class Summary(NamedTuple):
-    """Where the files are that an attempt has read: the common folder, or the single file."""
-
-    name: str
-    path: Path
-    digest: str
-    files: int
-    bytes: int
-
-
-def summary(attempt: Path) -> Summary | None:
-    """Return the files that an attempt had read when it last ended; None if there are none, or if
-    they are not known."""
+def summary(attempt: Path) -> tuple[str, str, list[int]]:
+    """Return what an attempt had read when it last ended: the name and the path of the common
+    folder or the single file, and the files' sizes; all empty if there are none that are known."""
     found = {n: e for n, e in read_by(attempt).items() if e.hash not in (ABSENT, UNSEEN)}
     if not found:
-        return None
+        return "", "", []
     name = os.path.commonpath(found)
     sizes = [entry.size for entry in found.values() if not entry.name.endswith("/")]
-    path = Path(last_places(attempt).path(name))
-    return Summary(_printable(name), path, digest(attempt), len(sizes), sum(sizes))
+    return _printable(name), last_places(attempt).path(name), sizes
 
 
 def compare(attempt: Path, places: Places, known: str | None = None) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from labjobs import exit_status, files, fork_server, layout, locks
 from labjobs.errors import JobError, SettingsError, cause
 from labjobs.files import CODE, PROJECT, read_record, write_record
-from labjobs.job import attempts, code_evidence, data_evidence, journal
+from labjobs.job import attempts, code_evidence, journal
 from labjobs.job.journal import Damaged
 from labjobs.job.terminal import leave
 from labjobs.tracking import costs, mlflow_client
@@ -242,8 +242,7 @@ class Delivery:
     def _end(self, status: str) -> None:
         """Store how the run ended, after everything else is sent; then add the files that users
         look for. From then on, results count as stored, whatever happens to the files."""
-        if read := data_evidence.summary(self._folder):
-            self._run.has_read(read)
+        self._run.has_read(self._folder)
         self._run.log(costs.as_lines(self._folder))
         self._run.end(status)
         self._run.add(self._folder, AT_THE_END)

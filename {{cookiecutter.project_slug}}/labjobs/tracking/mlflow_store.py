@@ -19,8 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from labjobs import layout
 from labjobs.files import CODE, PROJECT, portable
-from labjobs.job import provenance
-from labjobs.job.data_evidence import Summary
+from labjobs.job import data_evidence, provenance
 from labjobs.job.identity import as_command, as_words, identity
 from labjobs.job.journal import record_of
 from labjobs.privacy import scrub
@@ -135,14 +134,16 @@ class Run:
                 self._client.set_tag(self.id, "files", why)
                 return
 
-    def has_read(self, data: Summary) -> None:
-        """Store which data the attempt has read, in MLflow's field for it."""
+    def has_read(self, attempt: Path) -> None:
+        """Store which data the attempt has read, if that is known, in MLflow's field for it."""
         from mlflow.entities import Dataset, DatasetInput
 
-        source = json.dumps({"uri": str(data.path)})
-        profile = json.dumps({"files": data.files, "bytes": data.bytes})
-        read = Dataset(data.name, data.digest, "local", source, profile=profile)
-        self._client.log_inputs(self.id, datasets=[DatasetInput(read)])
+        name, path, sizes = data_evidence.summary(attempt)
+        if name:
+            source = json.dumps({"uri": str(Path(path))})
+            profile = json.dumps({"files": len(sizes), "bytes": sum(sizes)})
+            read = Dataset(name, data_evidence.digest(attempt), "local", source, profile=profile)
+            self._client.log_inputs(self.id, datasets=[DatasetInput(read)])
 
     def end(self, status: str) -> None:
         """Store how the run ended; the mark of a finished run is written last, since the status
