@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from labjobs import exit_status, installation, layout, locks
 from labjobs.errors import Diverged, JobError, SettingsError, cause, first_line
 from labjobs.files import CODE, PROJECT, shown
-from labjobs.job import (
-    attempts,
-    code_evidence,
-    identity,
-    provenance,
-    runtime,
-    terminal,
-)
+from labjobs.job import attempts, code_evidence, identity, provenance, runtime, terminal
 from labjobs.job.attempts import Evidence
 from labjobs.job.data_evidence import Places
 from labjobs.job.folder import JobFolder

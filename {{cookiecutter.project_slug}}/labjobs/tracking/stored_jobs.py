@@ -27,16 +27,7 @@ from labjobs.job import attempts, code_evidence, data_evidence, identity
 from labjobs.job.attempts import Evidence
 from labjobs.job.folder import STOPPED, JobFolder
 from labjobs.tracking import courier, mlflow_client
-from labjobs.tracking.mlflow_client import (
-    AWAY,
-    LONGEST_QUERY,
-    PROJECT_ID,
-    belongs_to_another,
-    client,
-    select,
-    sqlite_path,
-    was_deleted,
-)
+from labjobs.tracking.mlflow_client import AWAY, LONGEST_QUERY, PROJECT_ID, select, sqlite_path
 from labjobs.tracking.mlflow_store import fresh
 
 if TYPE_CHECKING:
@@ -188,7 +179,7 @@ def _by_client(experiment: str) -> list[StoredJob]:
 def asked() -> Iterator["MlflowClient"]:
     """MLflow's client, whose errors are turned into ConnectionErrors of one line."""
     try:
-        yield client()
+        yield mlflow_client.client()
     except Exception as error:
         raise ConnectionError(f"{AWAY}: {mlflow_client.reason(error)}") from error
 
@@ -294,7 +285,7 @@ def experiments(wanted: str = "") -> dict[str, str | None]:
         ]
     for name, stage, number, _ in found:
         if name == wanted and stage == "deleted":
-            raise was_deleted(name, str(number))
+            raise mlflow_client.was_deleted(name, str(number))
     return {name: owner for name, stage, _, owner in found if stage == "active"}
 
 
@@ -309,7 +300,7 @@ def settle(experiment: str) -> None:
         if own == "none" and path and path.parent == PROJECT:  # nobody else's store
             identity.restore_id(str(owner))
         if identity.existing_id() != owner:
-            raise belongs_to_another(experiment, str(owner))
+            raise mlflow_client.belongs_to_another(experiment, str(owner))
     if experiment not in owners and own in owners.values():
         rename = "from labjobs.tracking.mlflow_client import prepare; prepare()"
         subprocess.run([sys.executable, "-c", rename], cwd=CODE)

@@ -39,13 +39,7 @@ from labjobs.settings import Span
 from labjobs.training import checkpoints, compilation, outputs, probes
 from labjobs.training.background import Background
 from labjobs.training.checkpoints import TrainingState
-from labjobs.training.compilation import (
-    GraphedStep,
-    Prepared,
-    Step,
-    UsualShapes,
-    rounded_rates,
-)
+from labjobs.training.compilation import GraphedStep, Prepared, Step, UsualShapes, rounded_rates
 from labjobs.training.init_from import Beginning, Factor, Trained
 from labjobs.training.meters import TrainMeter, check_ranges, numbers
 from labjobs.training.optim import Count, SharedGradients, parts_of

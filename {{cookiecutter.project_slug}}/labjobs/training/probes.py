@@ -329,11 +329,7 @@ class Profile(Watcher):
     """Watches a job's steps, and writes files into its folder, whose names `finished` is told."""
 
     def __init__(
-        self,
-        count: int,
-        folder: Path,
-        device: torch.device,
-        finished: Callable[[list[str]], None],
+        self, count: int, folder: Path, device: torch.device, finished: Callable[[list[str]], None]
     ) -> None:
         self._count, self._folder, self._device, self._finished = count, folder, device, finished
         self._steps: list[Step] = []
@@ -392,10 +388,7 @@ class Profile(Watcher):
             kinds.append(ProfilerActivity.CUDA)
         devices.reset_peak_memory(self._device)
         devices.record_allocations(self._device)
-        for owner, name, label in (
-            (Prepared, "__call__", FORWARD),
-            (Tensor, "backward", BACKWARD),
-        ):
+        for owner, name, label in ((Prepared, "__call__", FORWARD), (Tensor, "backward", BACKWARD)):
             ranged = self._ranged(getattr(owner, name), label)
             self._watching.enter_context(patch.object(owner, name, ranged))
         self._profiler = self._watching.enter_context(profile(activities=kinds))
