@@ -25,8 +25,7 @@ from labjobs.errors import JobError, SettingsError
 
 KINDS = ("cuda", "mps")  # accelerators that a job can run on
 
-ALLOCATIONS = 100_000
-"""Allocations of memory that are remembered, the last ones; a step makes some thousands."""
+ALLOCATIONS = 100_000  # of memory, the last ones, that are remembered; a step makes some thousands
 
 
 def choose(name: str) -> torch.device:

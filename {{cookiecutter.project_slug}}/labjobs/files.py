@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
 
-SEAL = b',\n  "crc": "%08x"\n}\n'
-"""The end of a record; the end of a journal's line has no line break."""
+SEAL = b',\n  "crc": "%08x"\n}\n'  # ends a record; the end of a journal's line has no line break
 
 
 def write(

@@ -10,8 +10,7 @@ from labjobs import __version__
 from labjobs.errors import SettingsError
 from labjobs.files import ENGINE, shown
 
-COMMIT = "commit.txt"
-"""The file with the template's commit, written when the project was made or updated."""
+COMMIT = "commit.txt"  # the template's, written when the project was made or updated
 
 
 def version() -> str:

@@ -305,8 +305,7 @@ def _within(parts: Iterable[Part]) -> set[int]:
 
 STEPS, EVERY = 10, 5  # steps of a trial, and steps from one evaluation to the next
 
-EXAMPLES, BATCHES = 16, 3.5
-"""The largest number of examples in a batch, and the batches in an epoch."""
+EXAMPLES, BATCHES = 16, 3.5  # at most, in a batch; batches in an epoch
 
 
 class Moment(NamedTuple):

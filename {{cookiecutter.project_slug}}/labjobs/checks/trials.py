@@ -328,8 +328,7 @@ OF_ENGINE = {
 }
 """Settings that the engine reads; and the note, which only tells jobs apart."""
 
-WHOLE = {"asdict", "astuple", "fields", "vars", "__dict__"}
-"""Names by which code reads all settings."""
+WHOLE = {"asdict", "astuple", "fields", "vars", "__dict__"}  # by which code reads all settings
 
 
 def _settings(trials: Trials) -> Answer:

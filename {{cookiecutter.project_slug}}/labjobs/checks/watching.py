@@ -45,8 +45,7 @@ from labjobs.job.folder import JobFolder
 from labjobs.sources import Place, is_students, place
 from labjobs.training.progress import Part
 
-ALIKE = 0.8
-"""The similarity of two names, of which one is probably a misspelling of the other; 1 is equal."""
+ALIKE = 0.8  # similarity of two names of which one may be a misspelling; 1 is equal
 
 
 # Operations of torch, observed as they run, including those in the backward pass and in libraries.

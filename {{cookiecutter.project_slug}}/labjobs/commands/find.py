@@ -244,8 +244,7 @@ class Trials:
         return line
 
 
-MEASURED = ("paused", "finished", "diverged")
-"""The outcomes of jobs whose journals have the measurements, as far as the jobs got."""
+MEASURED = ("paused", "finished", "diverged")  # outcomes of jobs whose journals have measurements
 
 
 def _lacked_memory(outcome: Mapping[str, Any]) -> bool:

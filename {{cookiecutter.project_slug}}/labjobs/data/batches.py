@@ -27,14 +27,11 @@ from labjobs.distributed.ranks import ALONE, Rank
 from labjobs.errors import JobError, SettingsError
 from labjobs.machine import cores
 
-RESIDENT_FRACTION = 0.25
-"""`auto` keeps a dataset on the device up to this fraction of the device's free memory."""
+RESIDENT_FRACTION = 0.25  # of the device's free memory, that `auto` lets a dataset take at most
 
 MOST_WORKERS = 8  # more reading processes than this usually slow each other down at the disk
 
-GATHERED = 2**22
-"""Bytes of the batches that are picked at once from a resident dataset: several small batches cost
-less together than separately."""
+GATHERED = 2**22  # bytes of batches that are picked at once, which costs less than separately
 
 
 class Batches:

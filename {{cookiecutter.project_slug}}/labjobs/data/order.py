@@ -13,8 +13,7 @@ from labjobs.data import trees
 from labjobs.distributed.ranks import ALONE, Rank
 from labjobs.errors import JobError, SettingsError
 
-Collate = Callable[[list[Any]], Any]
-"""Makes a batch from examples, like the collate_fn of torch's DataLoader."""
+Collate = Callable[[list[Any]], Any]  # from a list of examples to a batch, as torch's collate_fn
 
 Sampler = Callable[[int, int, torch.Generator], Sequence[Tensor | Sequence[int]]]
 """From the number of examples, the number of epochs that are done and random numbers to the places
@@ -54,8 +53,7 @@ class Order:
         self._indices, self._batch_size = indices, batch_size
         self._seed, self._rank = seed, rank
         self.chosen, self.shuffled = callable(batch_size), seed is not None
-        self._last: tuple[int, Sequence[Tensor]] = -1, []
-        """The epoch whose batches were asked for last, and these."""
+        self._last: tuple[int, Sequence[Tensor]] = -1, []  # the last epoch and its batches
 
     def __len__(self) -> int:
         return len(self.own_sizes(0))

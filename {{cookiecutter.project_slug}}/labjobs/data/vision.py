@@ -19,8 +19,7 @@ from labjobs.errors import JobError, SettingsError, first_line
 
 SIZE = 224  # default width and height of images from files, in pixels
 
-STATISTICS_FROM = 500
-"""Number of images, drawn at random, from which mean and standard deviation are computed."""
+STATISTICS_FROM = 500  # random images, for the mean and the standard deviation
 
 
 class ImageFolder(Dataset[tuple[Tensor, int]]):

@@ -63,8 +63,7 @@ class Processes:
         )
         self._loader: DataLoader[Read] | None = None
         self._read: Iterator[Read] = iter(())
-        self.at: Any = None
-        """Where in its data the next read is, as noted by who asks for it; None if not known."""
+        self.at: Any = None  # where in its data the next read is; None if not known
 
     def begin(self, keys: Iterable[Any]) -> None:
         """Read these keys from now on.

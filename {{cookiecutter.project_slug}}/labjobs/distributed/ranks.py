@@ -13,8 +13,7 @@ from labjobs.errors import SettingsError, require
 from labjobs.exit_status import FAILED
 from labjobs.job.runtime import Runtime
 
-TASKS = "SLURM_STEP_NUM_TASKS"
-"""The variable that only srun sets, not sbatch: a script that sbatch runs is one process."""
+TASKS = "SLURM_STEP_NUM_TASKS"  # set by srun, not by sbatch, whose script is one process
 
 PORTS = range(10_000, 30_000)  # ports that systems do not give to programs that ask for any
 
@@ -109,8 +108,7 @@ def forget() -> None:
 # so to process 0; if one is killed, its connection is closed without a message. A process that
 # waits for something that will never happen, such as another process's GPU, is ended by its thread.
 
-GRACE = 5.0
-"""Seconds after which a process ends although it still waits for a process that has ended."""
+GRACE = 5.0  # seconds after which a process ends that still waits for one that has ended
 
 STOPPED = "stopped"  # prefix of the message of a process that was ended by a signal
 

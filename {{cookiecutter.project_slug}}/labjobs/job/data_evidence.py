@@ -48,8 +48,7 @@ written a file that was there; or the name says why not all that was read is kno
 NAMED = 2  # the largest number of changed files that a message names
 DIGITS = 32  # hexadecimal digits of a hash, of SHA-256's 64
 
-DATA, PROJECTS = "data", "project"
-"""The beginnings of names: of what is below --data-root, and of what is in the project's folder."""
+DATA, PROJECTS = "data", "project"  # how names begin: below --data-root, in the project's folder
 
 SETTLED = 20_000_000
 """Nanoseconds after which a further change certainly gives a file another time: kernels count in

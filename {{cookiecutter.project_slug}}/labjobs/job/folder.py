@@ -33,8 +33,7 @@ from labjobs.settings import Metric, as_plain
 
 S = TypeVar("S")
 
-STOPPED = "stopped"
-"""The tag of a run that a search has stopped, with the rung, `at 2e`; `false` once it trains on."""
+STOPPED = "stopped"  # tag of a run that a search has stopped, `at 2e`; `false` once it trains on
 
 WIDTH = 512  # bytes of a lock file
 

@@ -148,8 +148,7 @@ def _withoutgit() -> Iterator[Path]:
 # `.code/labjobs-<digest>.tar.gz` the engine, and `.installed/<digest>.txt` the versions of Python
 # and of all packages, as pip and uv read them. Jobs that ran with the same share one file.
 
-CODE_COPY, ENGINE_COPY, INSTALLED = "code_copy", "engine_copy", "installed"
-"""Fields of settings.json that name the files."""
+CODE_COPY, ENGINE_COPY, INSTALLED = "code_copy", "engine_copy", "installed"  # in settings.json
 
 
 def keep_copies(runs_root: Path) -> dict[str, str]:

@@ -176,8 +176,7 @@ def _check(ranges: list[Range], given: dict[str, str]) -> None:
 # trains on is a function of the journals alone, so it depends neither on which job was first nor on
 # kills or the number of machines. It is known as soon as nothing that is missing can change it.
 
-Score = float | None
-"""What settings are compared by: lower is better, infinite is diverged, None is not known yet."""
+Score = float | None  # lower is better, infinite is diverged, None is not known yet
 
 
 class Decision(NamedTuple):

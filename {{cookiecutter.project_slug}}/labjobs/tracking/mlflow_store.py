@@ -37,8 +37,7 @@ AT_THE_END = (layout.SETTINGS, layout.CODE, "changes.diff", layout.LOG, layout.B
 """The files that a run gets when its job ends, the small ones first; the journal names the
 others."""
 
-BATCH = 1000
-"""Metrics in one request, the most that MLflow takes (mlflow.org/docs, REST API, log-batch)."""
+BATCH = 1000  # metrics in a request, the most that MLflow takes (REST API, log-batch)
 
 BEAT = 20.0  # seconds between two heartbeats
 LEASE = 120.0  # seconds after its last heartbeat for which a run belongs to its owner

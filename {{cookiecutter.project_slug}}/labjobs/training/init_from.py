@@ -33,11 +33,9 @@ from labjobs.training.progress import Length, Position
 # may differ, and each step that was done must have had the learning rate that the longer job would
 # have used. To compare them, the student's schedule is called for both jobs.
 
-MAY_DIFFER = (*LENGTHS, "schedule", "init_from")
-"""Settings in which a longer job may differ from the one that it continues."""
+MAY_DIFFER = (*LENGTHS, "schedule", "init_from")  # in a longer job that continues another
 
-PLATEAUS = (0, 1)
-"""Numbers of plateaus to compare schedules for, since the actual number is unknown."""
+PLATEAUS = (0, 1)  # numbers to compare schedules for, since the actual one is unknown
 
 
 class Timing(Protocol):
@@ -128,8 +126,7 @@ def extension_problem(
     return ""
 
 
-READER = "read_length"
-"""The entry of trained.json that says where the job's length was read outside of the schedule."""
+READER = "read_length"  # in trained.json: where the length was read outside of the schedule
 
 
 class Beginning:

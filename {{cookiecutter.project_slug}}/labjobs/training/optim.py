@@ -248,8 +248,7 @@ def _by_type(
 
 # The gradients of a batch: in parts that add up to it, in slices of several processes, and clipped.
 
-Count = Callable[[Any], Tensor]
-"""From a batch to the number of its elements (), on the batch's device."""
+Count = Callable[[Any], Tensor]  # from a batch to the number of its elements (), on its device
 
 
 def parts_of(

@@ -35,8 +35,7 @@ from labjobs.errors import JobError
 AHEAD = 8  # largest number of batches on their way to the host; then the oldest is waited for
 NUMPY = (torch.float16, torch.float32, torch.float64)  # floating-point formats that NumPy has
 
-Value = Tensor | Sequence[Tensor]
-"""Of the examples of a batch: (B, …), or a tensor for each, of different lengths."""
+Value = Tensor | Sequence[Tensor]  # of a batch: (B, …), or one for each example
 
 
 Arrays = dict[str, NDArray[Any]]
@@ -58,8 +57,7 @@ class Outputs:
         self._columns: dict[str, _Column] = {}
         self._copies: deque[tuple[devices.Event, dict[str, Tensor]]] = deque()
         self._sources: set[Batches | None] = set()
-        self.batch_of: Batches | None = None
-        """Where the batch comes from whose outputs are added next; None if that is not known."""
+        self.batch_of: Batches | None = None  # where the next outputs' batch comes from
 
     def add(self, values: Mapping[str, Value], measured: Mapping[str, Any] = {}) -> None:
         """Add all that is kept of a batch, and what of `measured` has a value (B,) for each of its

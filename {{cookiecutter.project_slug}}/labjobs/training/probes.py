@@ -50,8 +50,7 @@ class Watcher:
 
 WARM_UP_STEPS, WARM_UP_SECONDS = 5, 1.0  # the least steps and seconds of the warm-up
 
-WINDOWS, WINDOW_SECONDS = 5, 0.5
-"""Number of windows, and the least seconds of each; a window has at least one step."""
+WINDOWS, WINDOW_SECONDS = 5, 0.5  # number, and least seconds, of windows of at least one step
 
 
 class Pace(Watcher):

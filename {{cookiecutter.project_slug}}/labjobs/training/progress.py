@@ -37,8 +37,7 @@ class Stateful:
             setattr(self, name, mine.copy_(value) if hasattr(mine, "copy_") else value)
 
 
-WARM_UP = 10
-"""Steps before the timed ones: the first few compile code, choose kernels and fill caches."""
+WARM_UP = 10  # steps before the timed ones: they compile code, choose kernels and fill caches
 
 TIMED = 20  # steps whose time tells how many steps fit into --minutes
 
@@ -66,8 +65,7 @@ class Length(Stateful):
         self.steps_per_epoch: int | None = None
         self._order: Order | None = None
         self._ends = [0]  # the steps by the end of each epoch so far, if they differ in length
-        self.clock: Callable[[], float] = time.monotonic
-        """Seconds since some moment; the same for all processes of a job."""
+        self.clock: Callable[[], float] = time.monotonic  # the same for all processes of a job
 
     def set_epoch(self, order: Order | None) -> None:
         """Record which batches an epoch has, None for a stream.
@@ -228,8 +226,7 @@ class Stopwatch(Stateful):
         self._examples = 0
         self._noted = time.monotonic()
         self._units: dict[str, float] = {}
-        self.peak: float | None = None
-        """Floating-point operations per second that the device can do, if known."""
+        self.peak: float | None = None  # operations a second that the device can do, if known
         self.rates: dict[str, float] = {}
         """Of the last interval: training examples per second, what they consist of per second, the
         MFU if it is known, and the fraction of its training spent waiting for data."""
