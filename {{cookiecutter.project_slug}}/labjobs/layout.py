@@ -11,6 +11,7 @@ DATA_FILES = "data*.jsonl"  # those of further processes too
 SPEC = "spec.json"
 SPLIT = "split.json"
 COST = "cost.json"
+ADOPTED = "adopted.json"  # by `jobs.py adopt`
 AUDIT = "audit.json"  # by `jobs.py audit`
 BEST = "best.pt"
 LAST = "last.pt"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from labjobs import exit_status, installation
 from labjobs.cli.parser import Parser, unknown_flag
-from labjobs.commands import inventory, repeat, staleness
+from labjobs.commands import adopt, inventory, publish, repeat, staleness
 from labjobs.commands.inventory import Project
 from labjobs.errors import JobError, SettingsError, did_you_mean
 from labjobs.files import ENGINE, PROJECT, shown
@@ -157,6 +157,22 @@ COMMANDS = {
         | number("--seed", "by which they are drawn (default: another one each time)")
         | JSON,
         repeat.audit_jobs,
+    ),
+    "publish": Command(
+        "write jobs into a folder to be given away: results, code, versions, and a page about them",
+        argument(
+            "what", "a job, or a figure or a table, for its jobs", metavar="JOB|FIGURE", nargs="+"
+        )
+        | argument("folder", "the new folder", metavar="FOLDER", type=Path)
+        | argument("--weights", "with the weights that were kept", action="store_true")
+        | argument("--logs", "with logs, which show the machine", action="store_true"),
+        publish.publish,
+    ),
+    "adopt": Command(
+        "take the jobs of a published folder into this project, as if they had run here",
+        argument("source", "the folder, or an archive of it", metavar="FOLDER|ARCHIVE", type=Path)
+        | number("--spot-check", "jobs to audit afterwards (default: 0)", 0),
+        adopt.adopt,
     ),
     "docs": Command(
         "print a page about the engine, or the lines of all pages that have a word in them",

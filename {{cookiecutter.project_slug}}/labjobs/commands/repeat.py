@@ -31,22 +31,26 @@ def repeat_jobs(project: Project, given: argparse.Namespace) -> int:
 
     Raises SettingsError if a job or a figure does not exist.
     """
-    found = _outcomes(_named(project, given.what), given, _repeat)
+    found = _outcomes(named(project, given.what), given, _repeat)
     if given.json:
         print(json.dumps(found, indent=2))
     return _status(found)
 
 
 def _repeat(job: Job | None, folder: Path) -> Repeated:
-    """Repeat the finished attempt that counts: the one with the present code, or else the
-    latest."""
+    return repeated(finished(job), folder)
+
+
+def finished(job: Job | None) -> Recorded:
+    """Return the finished attempt that counts: the one with the present code, or else the latest.
+    Raises JobError if there is none."""
     if not job or not job.attempts:
         raise JobError("it has not run in this folder of runs")
-    finished = [path for path in job.attempts if attempts.status_of(path) == "finished"]
-    if not finished:
+    ended = [path for path in job.attempts if attempts.status_of(path) == "finished"]
+    if not ended:
         raise JobError("it has not finished")
-    present = [path for path in finished if job.folder and path == job.folder.path]
-    return repeated(Recorded([*finished, *present][-1]), folder)
+    present = [path for path in ended if job.folder and path == job.folder.path]
+    return Recorded([*ended, *present][-1])
 
 
 USUAL = "3"
@@ -64,7 +68,7 @@ def audit_jobs(project: Project, given: argparse.Namespace) -> int:
     """
     drawn: dict[str, Any] = {}
     if len(given.what) > 1 or not COUNT.fullmatch(given.what[0]):
-        jobs = _named(project, given.what)
+        jobs = named(project, given.what)
     else:
         every = {job.id: job for job in project.all() if _counts(job)}
         if not every:
@@ -139,9 +143,9 @@ def _status(found: Iterable[Mapping[str, Any]]) -> int:
     return exit_status.DONE if same else exit_status.FAILED
 
 
-def _named(project: Project, words: Iterable[str]) -> dict[str, Job | None]:
-    """The jobs that are named, or whose results a figure shows, by id; None for a job of a figure
-    that is not here."""
+def named(project: Project, words: Iterable[str]) -> dict[str, Job | None]:
+    """Return the jobs that are named, or whose results a figure shows, by id; None for a job of a
+    figure that is not here. Raises SettingsError if a job or a figure does not exist."""
     found: dict[str, Job | None] = {}
     for word in words:
         figure = Path(word)

@@ -67,7 +67,8 @@ class View:
         counts = not job.runtime.force
         found = self.known.evidence(job, "finished")
         if counts and found and not job.redone:
-            return State("finished", found.unchecked)
+            adopted = "adopted" if (job.path / layout.ADOPTED).exists() else ""
+            return State("finished", found.unchecked or adopted)
         for folder in (job.path, job.latest or job.path):  # it may have only just begun
             if locks.held(folder / layout.LOCK):
                 return State("running", progress(folder))

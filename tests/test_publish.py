@@ -1,0 +1,198 @@
+"""`python jobs.py publish` and `adopt`: results in a folder, and into another clone."""
+
+import gzip
+import io
+import json
+import os
+import pickle
+import shutil
+import tarfile
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+from faults import Project, job_of, one_line, same, succeeded
+
+SHORT = ("--epochs", "2", "--batch-size", "256", "--quiet")
+PERSON = "someresearcher"
+
+
+@pytest.fixture(scope="module")
+def published(project, tmp_path_factory):
+    """A project with two jobs, and what it has published of them."""
+    project.env["LOGNAME"] = PERSON  # by which Python knows a user
+    for seed in "01":
+        project.finish(*SHORT, "--seed", seed)
+    succeeded(project.do("python", "plot.py", "--format", "png"))
+    folder = tmp_path_factory.mktemp("published") / "results"
+    words = ("publish", "figures/learning-curves.png", str(folder), "--weights")
+    said = succeeded(project.do("python", "jobs.py", *words)).stdout
+    assert said.startswith(f"{folder}: 2 jobs, ") and said.count("\n") == 1, said
+    return folder
+
+
+@pytest.fixture
+def folder(published, tmp_path):
+    return Path(shutil.copytree(published, tmp_path / "results"))
+
+
+def adopt(project: Project, source: Path, *flags: str):
+    return project.do("python", "jobs.py", "adopt", str(source), *flags)
+
+
+def test_adopted_jobs_are_finished_with_the_same_bits(project, fresh, published, tmp_path):
+    archive = shutil.make_archive(str(tmp_path / "sent"), "gztar", published.parent, "results")
+    said = succeeded(adopt(fresh, Path(archive))).stdout
+    assert said.startswith("adopted 2 jobs\n")
+    for seed in "01":
+        done = succeeded(fresh.run(*SHORT, "--seed", seed))
+        job = job_of(done)
+        assert len(fresh.runs(job)) == 1  # nothing was trained
+        theirs, ours = project.stored(job), fresh.stored(job)
+        assert ours == theirs and ours
+        assert same(fresh.weights(job), project.weights(job))
+    assert succeeded(adopt(fresh, Path(archive))).stdout.startswith("adopted 0 jobs; 2 here already\n")
+    succeeded(fresh.do("python", "plot.py", "--format", "png"))
+
+
+def test_what_is_published_names_no_person_and_no_folder(project, published):
+    texts = {path: path.read_bytes() for path in published.rglob("*") if path.is_file()}
+    unpacked = [gzip.decompress(data) for p, data in texts.items() if p.suffix == ".gz"]
+    for each in (*texts.values(), *unpacked):
+        assert PERSON.encode() not in each
+        assert str(project.root).encode() not in each
+    assert not [*published.rglob("*log.txt")] and [*published.rglob("best.pt")]
+
+
+def test_a_page_shows_the_figure_and_the_jobs(published):
+    page = (published / "index.html").read_text()
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    ids = {row[0] for row in data["rows"]}
+    assert ids == {path.name for path in published.glob("runs/" + "[0-9a-f]" * 12)}
+    assert (data["curve"], {*map(len, data["curves"].values())}) == ("val_loss", {2})
+    assert page.count("data:image/png;base64,") == 1
+
+
+def relisted(folder: Path) -> None:
+    """Make files.json fit what is in the folder, as somebody who means harm would."""
+    walked = os.walk(folder / "runs", followlinks=True)
+    files = [Path(where) / name for where, _, names in walked for name in names]
+    sums = {str(p.relative_to(folder)): sha256(p.read_bytes()).hexdigest() for p in files}
+    (folder / "files.json").write_text(json.dumps({"schema": 1, "files": sums}))
+
+
+class Code:
+    def __reduce__(self):
+        return (print, ("run",))
+
+
+def of_attempt(folder: Path, name: str) -> Path:
+    return next(folder.glob(f"runs/*/*/{name}"))
+
+
+def changed(folder: Path) -> None:
+    of_attempt(folder, "outcome.json").write_text("{}")
+
+
+def with_code(folder: Path) -> None:
+    of_attempt(folder, "best.pt").write_bytes(pickle.dumps(Code()))
+
+
+def with_objects(folder: Path) -> None:
+    np.savez(of_attempt(folder, "predictions.npz"), label=np.array([Code()], dtype=object))
+
+
+def unfinished(folder: Path) -> None:
+    of_attempt(folder, "outcome.json").unlink()
+
+
+def linked(folder: Path) -> None:
+    path = of_attempt(folder, "spec.json")
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+
+
+def behind_a_link(folder: Path) -> None:
+    job = of_attempt(folder, "spec.json").parents[1]
+    shutil.move(job, folder / "elsewhere")
+    job.symlink_to(folder / "elsewhere")
+
+
+def unknown(folder: Path) -> None:
+    (folder / "runs" / "run.py").write_text("print('run')")
+
+
+def of_another_job(folder: Path) -> None:
+    one, other = sorted(folder.glob("runs/" + "[0-9a-f]" * 12))
+    shutil.copy(next(one.glob("*/settings.json")), next(other.iterdir()))
+
+
+def shortened(folder: Path) -> None:
+    journal = of_attempt(folder, "metrics.jsonl")
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:5]))
+
+
+@pytest.mark.parametrize("harm", [with_code, with_objects, unfinished, linked, behind_a_link])
+def test_what_could_do_harm_is_refused(fresh, folder, harm):
+    harm(folder)
+    relisted(folder)
+    refused(fresh, folder)
+
+
+@pytest.mark.parametrize("harm", [changed, unknown, of_another_job, shortened])
+def test_what_is_not_as_it_was_published_is_refused(fresh, folder, harm):
+    harm(folder)
+    if harm is not changed:
+        relisted(folder)
+    refused(fresh, folder)
+
+
+def refused(project: Project, source: Path) -> None:
+    done = adopt(project, source)
+    one_line(done, 1)
+    assert "run\n" not in done.stdout
+    assert not [*project.root.glob("runs/" + "[0-9a-f]" * 12)], done
+
+
+def member(name: str, content: bytes = b"", **about: object) -> tuple[tarfile.TarInfo, io.BytesIO]:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    for field, value in about.items():
+        setattr(info, field, value)
+    return info, io.BytesIO(content)
+
+
+HARMFUL = {
+    "above": member("results/../../../outside.txt", b"out"),
+    "link": member("results/runs/link", type=tarfile.SYMTYPE, linkname="/etc"),
+    "hard link": member("results/hard", type=tarfile.LNKTYPE, linkname="../../etc/passwd"),
+    "device": member("results/device", type=tarfile.CHRTYPE),
+    "bomb": member("results/zeros", bytes(150_000_000)),
+}
+
+
+@pytest.mark.parametrize("harm", HARMFUL)
+def test_archives_that_would_write_elsewhere_or_too_much_are_refused(fresh, tmp_path, harm):
+    about, content = HARMFUL[harm]
+    content.seek(0)
+    with tarfile.open(tmp_path / "sent.tar.gz", "w:gz") as archive:
+        archive.addfile(*member("results/files.json", b'{"schema": 1, "files": {}}'))
+        archive.addfile(about, content)
+    refused(fresh, tmp_path / "sent.tar.gz")
+    assert not [*tmp_path.parent.rglob("outside.txt")]
+
+
+def test_what_cannot_be_published_is_said(project, published, tmp_path):
+    def publish(*words: str) -> str:
+        done = project.do("python", "jobs.py", "publish", *words)
+        assert not (tmp_path / "new").exists()
+        return one_line(done, done.returncode)
+
+    job = next(path.name for path in published.glob("runs/" + "[0-9a-f]" * 12))
+    assert "is there already" in publish(job, str(published))
+    assert "there is no job" in publish("ffffffffffff", str(tmp_path / "new"))
+    paused = job_of(project.run(*SHORT, "--seed", "7", "--pause-after", "1e"))
+    assert f"job {paused} cannot be published: it has not finished" in publish(
+        job, paused, str(tmp_path / "new")
+    )

@@ -1,0 +1,222 @@
+"""`publish`: jobs with all that their results rest on, in a folder to be given away; `adopt` takes
+them into another clone of the project.
+
+    index.html    figures with captions, and all jobs with their curves, for a browser
+    files.json    the SHA-256 of every file in runs/
+    runs/         journals, settings, predictions, code, versions, lists of the data
+    figures/      the figures and tables that were named
+    vendor/       the engine
+
+Of users, machines and their folders nothing is in it, unless it is part of a setting or of the
+code; that is said.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from labjobs import exit_status, layout
+from labjobs.commands import inventory, repeat
+from labjobs.commands.inventory import Project
+from labjobs.commands.replay import Recorded
+from labjobs.errors import JobError, SettingsError
+from labjobs.files import PROJECT, record, shown, write_json
+from labjobs.job import code_evidence, data_evidence, journal
+from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
+from labjobs.job.runtime import Runtime
+from labjobs.job.terminal import counted
+from labjobs.results import page
+from labjobs.tracking.mlflow_client import experiment_name
+from labjobs.tracking.mlflow_store import user
+
+FILES = "files.json"
+"""The names of all published files of jobs, with their SHA-256."""
+
+RUNS = "runs"
+
+COPIED = (
+    *(layout.TRAINED, layout.CODE, layout.SPEC, layout.SPLIT, layout.AUDIT, layout.PREDICTIONS),
+    layout.LOGGED,
+)
+"""Files of an attempt that are published as they are."""
+
+LOGS = (layout.LOG, layout.OUTPUT, layout.PROFILE, layout.PROFILE_JSON)
+"""Files that show the machine on which a job ran."""
+
+PERSONAL = ("host", "mlflow.user")
+"""Tags of the journal that name a machine or a user."""
+
+
+def publish(project: Project, given: argparse.Namespace) -> int:
+    """Write jobs into a new folder, and print what it holds; returns 0.
+
+    Raises SettingsError if something is not there, or the folder is; JobError if a job cannot be
+    published, OSError.
+    """
+    out: Path = given.folder
+    if out.exists():
+        raise SettingsError(f"{out} is there already; name a new folder")
+    every = [_attempt(job, found) for job, found in repeat.named(project, given.what).items()]
+    part = out.with_name(f"{out.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        runs = part / RUNS
+        runs.mkdir(parents=True)
+        for attempt in _with_inputs(every):
+            _write_attempt(attempt, runs, given.weights, given.logs)
+        drawn = [file for word in given.what for file in _write_figure(Path(word), part)]
+        if wheels := [*PROJECT.glob("vendor/*.whl")]:
+            shutil.copytree(wheels[0].parent, part / "vendor")
+        _write_page(part, every, drawn)
+        published = [path for path in sorted(runs.rglob("*")) if path.is_file()]
+        sums = {str(p.relative_to(part)): sha256(p) for p in published}
+        write_json(part / FILES, {"schema": 1, "files": sums})
+        traces = {name: found for name in sums if (found := _traces(part / name))}
+        part.rename(out)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 1e6
+    print(
+        f"{shown(out)}: {counted(len(every), 'job')}, {counted(len(sums), 'file')}, {size:.1f} MB"
+    )
+    for name, found in traces.items():
+        print(f"{name} names {', '.join(found)}: part of a setting or of the code")
+    return exit_status.DONE
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _attempt(job_id: str, job: inventory.Job | None) -> Recorded:
+    """The finished attempt that counts. Raises JobError if it has none here."""
+    try:
+        return repeat.finished(job)
+    except JobError as error:
+        raise JobError(f"job {job_id} cannot be published: {error}") from None
+
+
+def _with_inputs(every: Iterable[Recorded]) -> Iterator[Recorded]:
+    """Attempts, and those that they are derived from, each once."""
+    left, seen = [*every], set[Path]()
+    while left:
+        attempt = left.pop()
+        if attempt.path not in seen:
+            seen.add(attempt.path)
+            inputs = attempt.about.get("inputs", {})
+            left += [Recorded(attempt.path.parents[1] / job / name) for job, name in inputs.items()]
+            yield attempt
+
+
+def _write_attempt(attempt: Recorded, runs: Path, weights: bool, logs: bool) -> None:
+    """Copy an attempt, and what it shares with other jobs, into a folder of runs."""
+    source, folder = attempt.path, runs / attempt.job / attempt.path.name
+    folder.mkdir(parents=True)
+    for name in (*COPIED, *((layout.BEST,) if weights else ()), *(LOGS if logs else ())):
+        if (source / name).is_dir():
+            shutil.copytree(source / name, folder / name)
+        elif (source / name).exists():
+            shutil.copyfile(source / name, folder / name)
+    outcome = journal.record_of(source, layout.OUTCOME)
+    if Path(outcome["data_root"]).is_absolute():
+        outcome["data_root"] = str(Runtime.data_root)
+    _write_record(folder / layout.OUTCOME, outcome)
+    _write_record(folder / layout.SETTINGS, dict(attempt.about))
+    if cost := journal.record_of(source, layout.COST):  # by process, and so by machine
+        cost["processes"] = dict(enumerate(cost["processes"].values(), 1))
+        _write_record(folder / layout.COST, cost)
+    _write_journal(attempt, folder)
+    if (drawn := source.parent / layout.DRAWN).exists():
+        shutil.copyfile(drawn, folder.parent / layout.DRAWN)
+    for name in _shared(attempt):
+        if (path := source.parents[1] / name).exists():
+            (runs / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, runs / name)
+
+
+def _shared(attempt: Recorded) -> Iterator[str]:
+    """The names of the files that an attempt shares with others: its code, versions, data and
+    split."""
+    yield from (str(attempt.about.get(name, "")) for name in (CODE_COPY, ENGINE_COPY, INSTALLED))
+    yield f"{layout.CODES}/{code_evidence.digest(attempt.path)}.json"
+    yield f"{layout.DATA_LISTS}/{data_evidence.digest(attempt.path)}.jsonl"
+    yield str(journal.record_of(attempt.path, layout.SPLIT).get("split", ""))
+
+
+def _write_record(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_bytes(record({name: each for name, each in content.items() if name != "crc"}))
+
+
+def _write_journal(attempt: Recorded, folder: Path) -> None:
+    """Write the lines of a journal without names of users and machines, and without files that are
+    not published; their numbers stay."""
+    seed = journal.seed_of(attempt.about["journal"]["journal"])
+    with (folder / layout.JOURNAL).open("wb") as file:
+        for line in attempt.lines:
+            plain = {name: each for name, each in line.items() if name not in ("line", "crc")}
+            if tags := plain.get("tags"):
+                plain["tags"] = {k: _impersonal(v) for k, v in tags.items() if k not in PERSONAL}
+            if files := plain.get("files"):
+                plain["files"] = [name for name in files if (folder / name).exists()]
+            file.write(journal.encoded(line["line"], json.dumps(plain), seed))
+    written = (attempt.path / layout.JOURNAL).stat().st_mtime_ns
+    os.utime(folder / layout.JOURNAL, ns=(written, written))  # as which its end is listed
+
+
+def _impersonal(text: str) -> str:
+    return re.sub(r"\n*Folder: `.*`", "", text)
+
+
+def _write_figure(figure: Path, part: Path) -> Iterator[Path]:
+    """Copy the files of a figure or a table that was named, and yield them."""
+    if figure.is_file():
+        (part / "figures").mkdir(exist_ok=True)
+        for file in sorted(figure.parent.glob(f"{figure.stem}.*")):
+            yield Path(shutil.copyfile(file, part / "figures" / file.name))
+
+
+def _write_page(part: Path, every: Iterable[Recorded], drawn: list[Path]) -> None:
+    """Write the page: settings that differ, results and curves of the monitored metrics."""
+    rows, curves, monitored = list[dict[str, Any]](), dict[str, page.Curve](), set[str]()
+    for attempt in every:
+        settings = attempt.about["settings"]
+        results = inventory.on_disk(attempt.path, None)["metrics"]
+        rows.append({"job_id": attempt.job, **settings, **results})
+        monitor = str(settings.get("monitor"))
+        points = [line for line in attempt.lines if monitor in line.get("metrics", ())]
+        curves[attempt.job] = [(line["step"], line["metrics"][monitor]) for line in points]
+        monitored.add(monitor)
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = [n for n in names if n == "job_id" or len({str(row.get(n)) for row in rows}) > 1]
+    table = [[row.get(name) for name in columns] for row in rows]
+    jobs = page.Jobs(columns, table, " or ".join(sorted(monitored)), curves)
+    page.write(part / "index.html", experiment_name(), "", drawn, jobs)
+
+
+def _traces(path: Path) -> list[str]:
+    """What a published file says of this user and this machine."""
+    words = [str(PROJECT), str(Path.home()), platform.node(), user()]
+    long = "|".join(re.escape(word) for word in words if len(word) > 3)
+    return sorted({*re.findall(rf"(?<![\w.-])(?:{long})(?![\w-])", _text(path))})
+
+
+def _text(path: Path) -> str:
+    """What can be read in a published file."""
+    if path.suffix in (".json", ".jsonl", ".txt"):
+        return path.read_text("utf-8", "replace")
+    if not path.name.endswith(".tar.gz") or path.name.startswith("labjobs-"):
+        return ""
+    with tarfile.open(path) as archive:
+        files = [file for member in archive if (file := archive.extractfile(member))]
+        return "\n".join(file.read().decode(errors="replace") for file in files)
