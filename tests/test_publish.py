@@ -52,7 +52,9 @@ def test_adopted_jobs_are_finished_with_the_same_bits(project, fresh, published,
         theirs, ours = project.stored(job), fresh.stored(job)
         assert ours == theirs and ours
         assert same(fresh.weights(job), project.weights(job))
-    assert succeeded(adopt(fresh, Path(archive))).stdout.startswith("adopted 0 jobs; 2 here already\n")
+    assert succeeded(adopt(fresh, Path(archive))).stdout.startswith(
+        "adopted 0 jobs; 2 here already\n"
+    )
     succeeded(fresh.do("python", "plot.py", "--format", "png"))
 
 
