@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from faults import Project, curves, curves_in, ended, kill, one_line, same
-from labjobs.job import code_evidence
+from labjobs.job import attempts, code_evidence
 from torch import load
 
 pytestmark = pytest.mark.full
@@ -57,7 +57,8 @@ class Network:
         (attempt,) = (
             path
             for path in project.root.glob(f"runs/{self.job}/*/")
-            if self._width in code_evidence.parts(path)["models:MLP"]["source"]
+            if attempts.begun(path)  # and was not killed just before
+            and self._width in code_evidence.parts(path)["models:MLP"]["source"]
         )
         best = load(attempt / "best.pt", weights_only=True)
         return [best, curves_in(attempt), curves(project.ask(POINTS, str(attempt)))]
