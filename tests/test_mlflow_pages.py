@@ -41,15 +41,18 @@ def test_who_ran_what_from_which_commit(project, run):
 
 
 @pytest.mark.full
-def test_repeats_over_seeds_are_one_group_and_no_other_job_is_in_it(project, run):
-    for flags in (("--seed=4",), ("--lr=0.02",)):
+def test_repeats_are_one_group_and_no_other_job_is_in_it(project, run):
+    for flags in (("--seed=4",), ("--lr=0.02",), ("--fold=1",), ("--fold=2", "--seed=5")):
         assert project.run(*QUICK, *flags, "--quiet").returncode == 0
+    folds = [each.data for each in stored(project) if each.data.params["fold"] != "0"]
+    assert len(folds) == 2
+    (of_folds,) = {each.tags["seed_group"] for each in folds}
     groups = {each.info.run_name: each.data.tags["seed_group"] for each in stored(project)}
     first, repeat, other = (
         groups[f"mlp seed={seed} epochs=1 lr={lr} note=first try"]
         for seed, lr in ((3, 0.01), (4, 0.01), (3, 0.02))
     )
-    assert first == repeat != other
+    assert first == repeat != other != of_folds != first
     assert first.startswith("mlp epochs=1 lr=0.01 note=first try (")
 
 

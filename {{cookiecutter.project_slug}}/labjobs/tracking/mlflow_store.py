@@ -23,6 +23,7 @@ from labjobs.job import data_evidence, provenance
 from labjobs.job.identity import as_command, as_words, identity
 from labjobs.job.journal import record_of
 from labjobs.privacy import scrub
+from labjobs.settings import roles
 from labjobs.tracking import mlflow_client
 from labjobs.tracking.mlflow_client import client, prepare
 
@@ -253,14 +254,16 @@ def tags(folder: "JobFolder[Any]") -> dict[str, str]:
 
 
 def _seed_group(folder: "JobFolder[Any]") -> str:
-    """What all repeats of a job over seeds have in common, and no other jobs: its name without the
-    seed, and digits of a hash over its settings and its code. Empty for a job without a seed."""
-    settings = identity(folder.settings)
-    if "seed" not in settings:
+    """What all repeats of a job, as over seeds and folds, have in common, and no other jobs: its
+    name without these, and digits of a hash over its settings and its code. Empty for a job without
+    repeats."""
+    known, each = roles(type(folder.settings)), identity(folder.settings)
+    settings = {name: value for name, value in each.items() if known.get(name) != "repeat"}
+    if len(settings) == len(each):
         return ""
-    seed = settings.pop("seed")
     repeated = json.dumps([folder.script, settings, folder.code.digest], sort_keys=True)
-    words = (word for word in as_words(folder.settings).split(" ") if word != f"seed={seed}")
+    words = as_words(folder.settings).split(" ")
+    words = [word for word in words if known.get(word.partition("=")[0]) != "repeat"]
     return " ".join([*words, f"({hashlib.sha256(repeated.encode()).hexdigest()[:6]})"])
 
 
