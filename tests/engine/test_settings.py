@@ -178,6 +178,19 @@ def test_the_length_that_is_named_is_the_one_that_counts():
     assert id_of("--steps 0 --epochs 3") == id_of("--epochs 3")
 
 
+def test_a_setting_that_means_nothing_without_another_counts_only_with_it():
+    rates = [0.1, 1.0]
+    nested = changed(("momentum", float, setting(0.9, when={"lr": rates, "seed": 0})))
+    for words in (["--lr", "2"], ["--lr", "1", "--seed", "1"]):
+        idle = parse(*words, "--momentum", "0.5", kind=nested)
+        assert (idle.momentum, "momentum" in identity(idle)) == (0.9, False)
+        assert job_id(idle) == job_id(parse(*words, kind=nested)) == id_of(" ".join(words))
+        assert restore(nested, identity(idle)) == idle
+    first, second = (parse("--lr", "1", "--momentum", m, kind=nested) for m in ("0.5", "0.9"))
+    assert job_id(first) != job_id(second)
+    assert restore(nested, identity(first)) == first
+
+
 # Runtime
 
 
@@ -456,6 +469,7 @@ MISTAKES = [
     (dataclass_of(("device", str, "auto")), "Settings.device: --device is a flag of the engine"),
     (dataclass_of(("help", str, "")), "Settings.help: --help is a flag of the engine"),
     (dataclass_of(("steps", int, setting(0, replaces="epoch"))), "Settings.steps: replaces="),
+    (dataclass_of(("m", int, setting(0, when={"opt": "sgd"}))), "Settings.m: when={'opt': 'sgd'}"),
     (
         changed(
             ("steps", int, setting(3, replaces="epochs")),

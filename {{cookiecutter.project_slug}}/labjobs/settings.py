@@ -183,6 +183,7 @@ def setting(
     others: str = "",
     metric: Mapping[str, Metric] | None = None,
     replaces: str = "",
+    when: Mapping[str, Any] | None = None,
     formerly: str = "",
     alone: Any = None,
     role: Role | None = None,
@@ -197,6 +198,8 @@ def setting(
         others: Which other values are allowed, in words; the project's own code checks them.
         metric: METRICS; the value must be "none" or "val_" and a name declared there.
         replaces: Another setting, which does not count if this one is above 0.
+        when: Settings that must have these values for this one to count, {"optimizer": "sgd"}; a
+            list means any of its values.
         formerly: The name that this setting had when the first jobs ran.
         alone: The value of the flag if it is given without a value.
         role: What figures do with it, see Role; by default what ROLES says of its name.

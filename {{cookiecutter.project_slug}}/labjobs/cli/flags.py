@@ -198,7 +198,8 @@ class Flags(dict[str, Flag]):
 
     `former` has the deleted settings, with the values that match what the code does today;
     `neutral` what the code did before a setting was added, as plain values; `formerly` the former
-    names of the renamed settings; `replacing` the settings that replace another, by its name.
+    names of the renamed settings; `replacing` the settings that replace another, by its name;
+    `when` the values of others that a setting needs to count.
     """
 
     def __init__(self, flags: Mapping[str, Flag], former: Mapping[str, Any]) -> None:
@@ -207,10 +208,24 @@ class Flags(dict[str, Flag]):
         rules = [(name, flag.rules) for name, flag in flags.items()]
         self.neutral = {n: as_plain(each["neutral"]) for n, each in rules if "neutral" in each}
         self.formerly = {n: each["formerly"] for n, each in rules if each.get("formerly")}
+        self.when = {n: each["when"] for n, each in rules if each.get("when")}
         self.replacing: dict[str, list[str]] = {}
         for name, each in rules:
             if replaced := each.get("replaces"):
                 self.replacing.setdefault(replaced, []).append(name)
+
+    def idle(self, settings: Any) -> set[str]:
+        """Return which settings do not count: those that others replace, and those whose `when`
+        does not hold."""
+        replaced = {
+            old for old, new in self.replacing.items() if any(getattr(settings, n) for n in new)
+        }
+        return replaced | {
+            name
+            for name, wanted in self.when.items()
+            for key, value in wanted.items()
+            if getattr(settings, key) not in (value if isinstance(value, list) else [value])
+        }
 
 
 @cache
@@ -284,6 +299,10 @@ def _check_together(kind: str, flags: Flags) -> None:
         if before in flags or before in flags.former:
             taken = "is the name of a setting, or is in FORMER"
             raise SettingsError(f'{kind}.{name}: formerly="{before}" {taken}')
+    for name, wanted in flags.when.items():
+        for key in wanted.keys() - flags.keys():
+            missing = f"when={wanted!r}, but there is no setting {key}"
+            raise SettingsError(f"{kind}.{name}: {missing}")
     for replaced, names in flags.replacing.items():
         if replaced not in flags:
             missing = f'replaces="{replaced}", but there is no such setting'

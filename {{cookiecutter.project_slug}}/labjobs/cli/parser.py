@@ -43,7 +43,9 @@ def parse(kind: type[S], runtime: type[R], argv: Sequence[str]) -> tuple[S, R]:
         if flag.required and name not in own:
             raise SettingsError(f"{option(name)}: is missing; it must be {flag.reader.wanted}")
     try:
-        return kind(**own), runtime(**values)
+        idle = settings.idle(kind(**own))  # keep their defaults, so that no value has an effect
+        counting = {name: own[name] for name in own if name not in idle or settings[name].required}
+        return kind(**counting), runtime(**values)
     except ValueError as error:  # a rule in __post_init__
         raise SettingsError(str(error)) from None
 

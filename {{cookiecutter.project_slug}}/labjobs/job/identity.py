@@ -31,13 +31,10 @@ LONGEST_NAME = 200  # characters of a job's name; MLflow's databases take 250 of
 
 
 def identity(settings: Any) -> dict[str, Any]:
-    """Return the settings that count as plain values, each in one form. A setting does not count if
-    another one that `replaces` it is above 0."""
+    """Return the settings that count as plain values, each in one form."""
     known = flags.of(type(settings))
-    replaced = {
-        old for old, new in known.replacing.items() if any(getattr(settings, n) for n in new)
-    }
-    return {name: as_plain(getattr(settings, name)) for name in known if name not in replaced}
+    idle = known.idle(settings)
+    return {name: as_plain(getattr(settings, name)) for name in known if name not in idle}
 
 
 def job_id(settings: Any, script: str = "run") -> str:
@@ -114,7 +111,7 @@ def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
             values[name] = flag.read(as_text(left.pop(stored_as)), stored=True)
         elif name in known.neutral:
             values[name] = flag.rules["neutral"]
-        elif name not in known.replacing:
+        elif name not in known.replacing and name not in known.when:
             line = f"the job ran before the setting {name} existed, which has no neutral value"
             raise SettingsError(line)
     for name, value in left.items():
