@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import stored
-from labjobs.results import style
+from labjobs.results import figure_files, style
 from repository import REPOSITORY
 from stored import CLASSIFIER
 from test_recipes import blocks
@@ -51,6 +51,36 @@ class Drawn:
         for latex, plain in (("--", "\N{EN DASH}"), (r"$\geq$", "≥"), (r"$\leq$", "≤"), ("\\", "")):
             text = text.replace(latex, plain)
         return text
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are drawn, by name."""
+    found, save = {}, figure_files.save
+
+    def keep(figure, stem, *args):
+        found[stem.name] = figure
+        return save(figure, stem, *args)
+
+    monkeypatch.setattr(figure_files, "save", keep)
+    return found
+
+
+@pytest.fixture
+def edit(monkeypatch, tmp_path):
+    """Change the student's files: by name, a text and what takes its place."""
+
+    def edit(**changes):
+        for name, (old, new) in changes.items():
+            text = (PLOT.parent / f"{name}.py").read_text()
+            assert old in text
+            (tmp_path / f"{name}.py").write_text(text.replace(old, new))
+        monkeypatch.syspath_prepend(PLOT.parent)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "settings", raising=False)
+        monkeypatch.setattr(sys.modules[__name__], "PLOT", tmp_path / "plot.py")
+
+    return edit
 
 
 @pytest.fixture
@@ -100,6 +130,22 @@ def test_the_default_sweep(draw):
     )
     assert "36 of 360 are wrong: job dataset=digits" in drawn.caption("confusion")
     assert "accuracy of ≥ 0.9" in drawn.caption("time-to-target")
+    assert (drawn.folder / "main.md").read_text().startswith("| model, learning rate | test")
+    assert drawn.caption("differences").startswith(
+        "Test results compared with those of the baseline (convnet, learning rate 0.01), with 95%"
+    )
+    assert "from the first (convnet, learning rate 0.01) in test" in drawn.caption("ranking")
+
+
+def test_axes_take_at_least_70_percent_of_the_height(draw, figures):
+    draw("sweep")
+    assert {*figures} == {*ALL}
+    for name, figure in figures.items():
+        axes = {round(ax.get_position().y0, 3): ax for ax in figure.axes if ax.get_subplotspec()}
+        assert sum(ax.get_position().height for ax in axes.values()) >= 0.7, name
+    assert figures["time-to-target"].axes[0].get_ylabel().split() == (
+        ["fraction", "of", "jobs", "with", "validation", "accuracy", "≥", "0.9"]
+    )
 
 
 def test_a_ranking_goes_by_validation_and_says_so(draw, store):
@@ -113,9 +159,12 @@ def test_a_ranking_goes_by_validation_and_says_so(draw, store):
     caption = drawn.caption("ranking")
     assert caption.startswith("Validation accuracy of all 2 settings: mean of 3 seeds, 95% t")
     assert "Nothing is chosen by test results." in caption
-    assert "Better in test accuracy than learning rate 0.1: learning rate 0.2 (paired" in caption
+    assert (
+        "Better in test accuracy than the first (learning rate 0.1): learning rate 0.2 (p"
+        in caption
+    )
     assert drawn.caption("differences").startswith(
-        "Test results compared with those of learning rate 0.1, with"
+        "Test results compared with those of the baseline (learning rate 0.1), with"
     )
     assert "lr=0.1 " in drawn.caption("confusion")
 
@@ -142,7 +191,7 @@ def test_each_data_set_has_figures_of_its_own(draw, store):
         assert about["shared"]["dataset"] == task
 
 
-def test_an_average_over_many_tasks(draw, store, monkeypatch, tmp_path):
+def test_an_average_over_many_tasks(draw, store, edit):
     """The figures of all tasks, with the recipe's in plot.py as a student has put it there."""
     for task, model, seed in product(range(5), ("mlp", "convnet"), range(3)):
         accuracy = 0.5 + 0.1 * task * (model == "convnet") + 0.001 * seed
@@ -157,16 +206,13 @@ def test_an_average_over_many_tasks(draw, store, monkeypatch, tmp_path):
     )
     (recipe,) = blocks("An average over many tasks")
     start = '\n\nif __name__ == "__main__":'
-    plot = tmp_path / "plot.py"
-    plot.write_text(own + PLOT.read_text().replace(start, f"\n\n{recipe}{start}"))
-    monkeypatch.syspath_prepend(PLOT.parent)
-    monkeypatch.setattr(sys.modules[__name__], "PLOT", plot)
+    edit(plot=(start, f"\n\n{own}{recipe}{start}"))
     drawn = draw("many")
     assert (drawn.status, drawn.names[-2:]) == (0, ["by-task", "over-tasks"])
     for file in drawn.files:
         assert_prints_right(*file)
     assert drawn.caption("by-task").startswith("Test accuracy on each task; open points are single")
-    assert "1 of 3 jobs of mlp, which diverged" in drawn.caption("by-task")
+    assert "1 of 3 jobs (mlp), which diverged" in drawn.caption("by-task")
     assert drawn.caption("over-tasks").startswith("Test accuracy on 5 tasks: (a) the fraction of")
 
 
@@ -215,6 +261,62 @@ def test_figures_that_are_not_drawn_do_not_stay(draw, store):
     drawn = draw("nosuch")
     assert drawn.status == 1
     assert [*drawn.folder.glob("*.*")] == [drawn.folder / "ranking.json.txt"]
+
+
+def accuracies(store, experiment, values, count=3, **how):
+    """Store repeats with these validation results, one after another."""
+    for seed in range(count):
+        final = [value + 0.01 * seed for value in values]
+        tests = {"test_accuracy": final[-1]}
+        how |= {"monitor": "val_accuracy", "seed": seed}
+        store.job(experiment, {"val_accuracy": final}, tests=tests, **how)
+
+
+def test_captions_say_where_means_end_and_what_is_not_compared(draw, store):
+    for model, count in (("mlp", 3), ("vit", 3), ("convnet", 2)):
+        accuracies(store, "early", [0.5, 0.6, 0.7], count, model=model)
+    assert "Means end" not in draw("early").caption("learning-curves")
+    store.job("early", {"val_accuracy": [0.5, 0.6]}, model="mlp", monitor="val_accuracy", seed=9)
+    drawn = draw("early")
+    assert " Means end where the first of their jobs ends." in drawn.caption("learning-curves")
+    few = " Fewer than 3 repeats, so neither interval nor comparison: convnet."
+    for name in ("ranking", "differences"):
+        assert few in drawn.caption(name), name
+
+
+def test_words_with_numbers_have_the_order_of_these(draw, store, figures):
+    for warmup in ("10e", "2e", "500", "0"):
+        accuracies(store, "spans", [0.5, 0.7 + 0.001 * len(warmup)], warmup=warmup)
+    drawn = draw("spans")
+    rows = re.findall(r"^\| (warmup \w+) ", (drawn.folder / "main.md").read_text(), re.MULTILINE)
+    assert rows == ["warmup 0", "warmup 2e", "warmup 10e", "warmup 500"]
+    (legend,) = figures["cost-accuracy"].legends
+    assert [text.get_text() for text in legend.get_texts()] == rows
+
+
+def test_the_best_job_is_called_by_what_varies_among_those_drawn(draw, store, edit):
+    store.keep_predictions()
+    for note, lr in (("old", 0.1), ("", 0.1), ("", 0.2)):
+        accuracies(store, "older", [0.5, 0.7 + lr], note=note, lr=lr)
+    edit(plot=("ONLY: dict[str, object] = {}", 'ONLY: dict[str, object] = {"note": ""}'))
+    told = draw("older").caption("confusion")
+    assert "the best of 6 by validation accuracy (learning rate 0.2, seed 2)" in told
+
+
+def test_a_setting_that_does_not_count_is_no_value(draw, store, edit):
+    for optimizer, momentum in (("adam", None), ("sgd", 0.5), ("sgd", 0.9)):
+        own = {} if momentum is None else {"momentum": momentum}
+        accuracies(store, "nested", [0.5, 0.7 - len(own) * 0.1], optimizer=optimizer, **own)
+    momentum = 'momentum: float = setting(0.9, when={"optimizer": "sgd"})\n\n    lr: float'
+    edit(plot=("", ""), settings=("lr: float", momentum))
+    drawn = draw("nested")
+    table = (drawn.folder / "main.md").read_text()
+    rows = re.findall(r"^\| (adam|sgd)(.*?) \|", table, re.MULTILINE)
+    assert rows == [("adam", ""), ("sgd", ", momentum 0.5"), ("sgd", ", momentum 0.9")]
+    ablation = (drawn.folder / "ablation.md").read_text()
+    assert "baseline (adam)" in ablation
+    changes = re.findall(r"^\| optimizer: adam → (.*?) \|", ablation, re.MULTILINE)
+    assert changes == ["sgd, momentum 0.5", "sgd, momentum 0.9"]
 
 
 def test_captions_name_devices_monitors_and_code_that_differ(draw, store):
@@ -296,7 +398,7 @@ def test_jobs_that_diverged_and_values_that_are_not_finite(draw, store):
         store.job("lost", {"val_accuracy": [0.1]}, status="FAILED", lr=1.0, seed=seed, **settings)
     drawn = draw("lost")
     assert drawn.status == 0
-    gone = "3 of 3 jobs of learning rate 1, which diverged"
+    gone = "3 of 3 jobs (learning rate 1), which diverged"
     for name in ALL[:4]:
         if name in drawn.names:
             assert gone in drawn.caption(name), name

@@ -58,7 +58,7 @@ def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
         for name, repeated in lines.items():
             plots.bands(ax, repeated, name, shown.metric, shown.looks[name])
     beyond = figures.limit_to_curves(axes[0], curves, shown.metric)
-    figures.legend(fig, shown.repeats, shown.labels)
+    figures.legend(fig, shown.labels)
     single = "; single jobs are faint" if "mean" in shown.repeats else ""
     return fig, (
         f"{shown.metric.title} by {tables.ALONG[ALONG]}: {shown.repeats}{single}.{beyond}"
@@ -71,11 +71,11 @@ def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
     others."""
     x = comparison.numeric(jobs)
     shown = comparison.compare(jobs, 6, along=[x])
-    fig, ax = figures.figure("column", 2.4 + 0.17 * len(shown.lines))
+    fig, ax = figures.figure("column", 2.4)
     figures.value_axis(ax.yaxis, shown.metric)
     plots.points(ax, shown.lines, x, shown.metric, shown.looks)
     cut = figures.limit_to_intervals(ax.yaxis, shown.samples().values(), shown.metric)
-    figures.legend(fig, shown.repeats, shown.labels)
+    figures.legend(fig, shown.labels)
     figures.ticks_at(ax, shown.jobs[x])
     lost = ", crosses jobs that diverged" if shown.jobs["diverged"].any() else ""
     beside = " Lines are moved sideways, so that none hides another." * (len(shown.lines) > 1)
@@ -122,9 +122,9 @@ def differences(jobs: "pd.DataFrame") -> "Drawn":
     plots.differences(ax, found, metric)
     cut = figures.limit_to_differences(ax.xaxis, found.values(), metric)
     return fig, (
-        f"Test results compared with those of {baseline}, with 95% intervals; filled dots can be "
-        f"told from no difference (5% level for all together).{shown.over(RANKED)}{cut}"
-        f"{shown.notes}"
+        f"Test results compared with those of the baseline ({baseline}), with 95% intervals; "
+        f"filled dots can be told from no difference (5% level for all together)."
+        f"{shown.over(RANKED)}{cut}{shown.notes}"
     )
 
 
@@ -132,10 +132,11 @@ def time_to_target(jobs: "pd.DataFrame") -> "Drawn":
     """The fraction of jobs that has reached a metric's target, by time."""
     metric = metrics.with_target(jobs)
     shown = comparison.compare(tables.times_to(jobs, metric), 6, metric=metric)
-    fig, ax = figures.figure("column", 2.2 + 0.17 * len(shown.lines))
+    fig, ax = figures.figure("column", 2.4)
     for name, alike in shown.lines.items():
         plots.reached(ax, alike["reached"], alike["lasted"], name, shown.looks[name])
-    ax.set(xlabel="training and evaluation (s)", ylabel=f"fraction of jobs at {metric.goal}")
+    ax.set_xlabel("training and evaluation (s)")
+    figures.value_axis(ax.yaxis, f"fraction of jobs with {metric} {metric.goal}")
     figures.legend(fig)
     never = shown.jobs["reached"].isna().sum()
     interval = "" if shown.among else ", with its exact 95% binomial interval from the first on"
@@ -155,8 +156,7 @@ def throughput(jobs: "pd.DataFrame") -> "Drawn":
     fig, ax = figures.rows([*fastest], 0.3)
     figures.value_axis(ax.xaxis, shown.metric)
     plots.ranking(ax, fastest)
-    cut = figures.limit_to_intervals(ax.xaxis, fastest.values(), shown.metric)
-    ax.set_xlim(0, 1.05 * ax.get_xlim()[1])
+    cut = figures.limit_to_intervals(ax.xaxis, fastest.values(), shown.metric, seen=0)
     return fig, (
         f"{shown.metric.title} between the last two evaluations, on {hardware(jobs)}, of "
         f"{shown.first(RANKED, 'fastest')}: {shown.repeats}; open points are single jobs.{cut}"
@@ -167,12 +167,12 @@ def cost_accuracy(jobs: "pd.DataFrame") -> "Drawn":
     """Validation results by what a job costs."""
     shown = comparison.compare(jobs, 6, needed=1)
     cost = "gpu_hours" if "gpu_hours" in jobs else "cpu_hours"
-    fig, ax = figures.figure("column", 2.4 + 0.17 * len(shown.lines))
+    fig, ax = figures.figure("column", 2.4)
     figures.value_axis(ax.xaxis, f"{paper_tables.COSTS[cost]} of a job")
     figures.value_axis(ax.yaxis, shown.metric)
     plots.costs(ax, shown.lines, cost, shown.metric, shown.looks)
     cut = figures.limit_to_intervals(ax.yaxis, shown.samples().values(), shown.metric)
-    figures.legend(fig, shown.repeats, shown.labels)
+    figures.legend(fig, shown.labels)
     return fig, (
         f"{shown.metric.title} of the weights kept, by the mean cost of a job on {hardware(jobs)}: "
         f"{shown.repeats}. No other settings are both cheaper and better than those on the line."

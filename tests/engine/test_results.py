@@ -104,8 +104,7 @@ def test_of_what_is_left_over_the_best_by_validation_is_chosen(store):
     assert shown.by == ["lr"]
     assert shown.jobs["batch_size"].tolist() == [0, 0]
     assert shown.chosen == (
-        " Shown is the best of 7 values of batch size by validation accuracy: batch size 0 for lr "
-        "0.1; batch size 0 for lr 0.2."
+        " Shown is the best of 7 values of batch size by validation accuracy: batch size 0."
     )
     assert shown.means == "best of 7, single jobs"
     assert not any(look.interval for look in shown.looks.values())
@@ -118,8 +117,8 @@ def test_many_choices_are_summed_up_and_no_choice_is_none(store):
     style.label_settings({})
     shown = compare(tables.jobs("many"), 8)
     assert shown.chosen == (
-        " Shown is the best of 2 values of lr by validation accuracy: lr 0.2 for 7 of 8; lr 0.1 "
-        "for 1 of 8."
+        " Shown is the best of 2 values of lr by validation accuracy: lr 0.2 (7 of 8); lr 0.1 "
+        "(1 of 8)."
     )
     for lr in range(8):
         one(store, "drawn", lr=lr, weight_decay=lr / 7)

@@ -162,7 +162,7 @@ class Comparison:
         for name, jobs in groups(self.jobs, self.by).items():
             diverged = int(jobs["diverged"].sum())
             unknown = len(jobs) - diverged - len(finite(jobs, self.metric.result))
-            whose = f"of {len(jobs)} jobs{f' of {name}' if name else ''}"
+            whose = f"of {len(jobs)} jobs{f' ({name})' if name else ''}"
             parts += [f"{diverged} {whose}, which diverged"] * bool(diverged)
             parts += [f"{unknown} {whose}, without a finite result"] * bool(unknown)
         if len(parts) > MOST:
@@ -195,9 +195,13 @@ class Comparison:
         return reference, found
 
     def over(self, most: int) -> str:
-        """Return a sentence on what the intervals of test results are over."""
-        known = over(self.samples(most, "test").values())
-        return f" Test intervals are over {known}." if known else ""
+        """Return sentences on what the intervals of test results are over, and which have none."""
+        tested = self.samples(most, "test")
+        known, few = over(tested.values()), [n for n, one in tested.items() if len(one) < NEEDED]
+        if not known:
+            return ""
+        why = f" Fewer than {NEEDED} repeats, so neither interval nor comparison: {_listed(few)}."
+        return f" Test intervals are over {known}.{why * bool(few)}"
 
     def told_apart(self, most: int) -> str:
         """Return sentences on the test results of the first settings, at most this many: what their
@@ -218,22 +222,23 @@ def on_tasks(jobs: "pd.DataFrame", most: int) -> dict[str, Comparison]:
 
 
 def apart(reference: str, found: Mapping[str, Difference], metric: Measured) -> str:
-    """Return sentences on which settings can be told apart from a reference, and how."""
+    """Return sentences on which settings can be told apart from the first, and how."""
     kinds: dict[str, list[str]] = {"better": [], "worse": [], "unclear": []}
     for name, each in found.items():
         better = "better" if metric.sign * each.estimate.mean > 0 else "worse"
         kinds[better if each.is_certain else "unclear"].append(name)
     words = {
-        "better": f"Better in {metric} than {reference}",
-        "worse": f"Worse in {metric} than {reference}",
-        "unclear": f"Cannot be told apart from {reference} in {metric}",
+        "better": f"Better in {metric} than the first ({reference})",
+        "worse": f"Worse in {metric} than the first ({reference})",
+        "unclear": f"Cannot be told apart from the first ({reference}) in {metric}",
     }
-    parts = []
-    for kind, names in kinds.items():
-        which = "; ".join(names) if len(names) <= MOST else f"{len(names)} settings"
-        parts += [f"{words[kind]}: {which}"] * bool(names)
+    parts = [f"{words[kind]}: {_listed(names)}" for kind, names in kinds.items() if names]
     how = "paired by repeat" if all(each.paired for each in found.values()) else "not all paired"
     return f" {'. '.join(parts)} ({how}; 5% level for all comparisons together)."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return "; ".join(names) if len(names) <= MOST else f"{len(names)} settings"
 
 
 def splits(jobs: "pd.DataFrame") -> list[str]:
@@ -295,13 +300,13 @@ def compare(
 
 def _named(best: dict[str, str]) -> str:
     """What was chosen, by what it was chosen for; the most frequent ones if there are many."""
+    counts = Counter(best.values())
+    if len(counts) == 1:
+        return f": {counts.popitem()[0]}"
     if len(best) <= MOST:
-        each = [f"{name} for {cell}" if cell else name for cell, name in best.items()]
-        return f": {'; '.join(each)}"
-    each = [
-        f"{name} for {n} of {len(best)}" for name, n in Counter(best.values()).most_common(MOST)
-    ]
-    return f": {'; '.join(each)}{'; …' if len({*best.values()}) > MOST else ''}"
+        return f": {'; '.join(f'{name} (for {cell})' for cell, name in best.items())}"
+    each = [f"{name} ({n} of {len(best)})" for name, n in counts.most_common(MOST)]
+    return f": {'; '.join(each)}{'; …' if len(counts) > MOST else ''}"
 
 
 def by_median(jobs: "pd.DataFrame", metric: Measured) -> str:

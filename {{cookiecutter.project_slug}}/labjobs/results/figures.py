@@ -37,14 +37,17 @@ LEADING = 1.2
 LINES = 3
 """The largest number of lines of a row's name, if a wider figure can avoid more."""
 
-BESIDE = 4
+BESIDE = 3
 """Room that a legend takes beside its labels, in sizes of their text."""
+
+LOWEST = 1.45
+"""Inches of a figure of rows, at least, so that its axis of values takes a third of it at most."""
 
 ACROSS, PANEL = 3, 2.1
 """Panels in a row, at most, and their height in inches."""
 
-LABEL = 0.62
-"""Fraction of a panel's width or height that a line of its label may take."""
+LABEL, TALL = 0.62, 0.72
+"""Fractions of a panel's width and height that a line of its label may take."""
 
 DIRECT = 4
 """The largest number of lines that are named at their ends instead of in a legend."""
@@ -82,7 +85,7 @@ def figure(
 
     inches = _venue.column if width == "column" else _venue.full
     # Constrained layout for this figure alone: by rcParam it would come on between two saves.
-    size = inches, min(height or 0.62 * inches, _venue.height)
+    size = inches, min(round(height or 0.62 * inches, 2), _venue.height)
     fig = Figure(figsize=size, layout="constrained")
     return fig, fig.subplots(**subplots)
 
@@ -97,9 +100,9 @@ def panels(
     across = -(-len(names) // down)
     width, inches = ("full", _venue.full) if across > 1 else ("column", _venue.column)
     titles = [text.wrapped(name, 72 * (inches / across - 0.6), _venue.text) for name in names]
-    lines = max(title.count("\n") for title in titles)
-    panel = 0.5 + len(rows) * _row(rows, inches, 0.25) if rows else PANEL
-    size = (0.2 if rows else 0.6) + down * (panel + lines * LEADING * _venue.text / 72)
+    lines = max(title.count("\n") + bool(title) for title in titles)
+    panel = 0.2 + len(rows) * _row(rows, inches, 0.25) if rows else PANEL
+    size = 0.25 + down * (panel + lines * LEADING * _venue.text / 72)
     fig, grid = figure(width, size, nrows=down, ncols=across, sharey=True, squeeze=False)
     for ax in grid.flat[len(names) :]:
         ax.remove()
@@ -116,7 +119,7 @@ def panels(
     fig.supxlabel(xlabel)
     if not rows:
         label = values if isinstance(values, str) else values.axis
-        fig.supylabel(text.wrapped(label, LABEL * 72 * size, _venue.text))
+        fig.supylabel(text.wrapped(label, TALL * 72 * size, _venue.text))
     letters(axes)
     return fig, axes
 
@@ -128,7 +131,7 @@ def rows(names: Sequence[str], height: float) -> tuple["Figure", Any]:
     most = LINES * _venue.small / 72 + ABOVE
     width = "full" if _row(names, _venue.column, height) > max(height, most) else "column"
     row = _row(names, _venue.full if width == "full" else _venue.column, height)
-    return figure(width, 0.6 + row * len(names))
+    return figure(width, max(LOWEST, 0.5 + row * len(names)))
 
 
 ABOVE = 0.12
@@ -147,13 +150,11 @@ def letters(axes: Iterable["Axes"]) -> None:
         ax.set_title(chr(ord("a") + index), loc="left", fontweight="bold")
 
 
-def legend(
-    fig: "Figure", title: str = "", labels: Mapping[str, str] = MappingProxyType({})
-) -> None:
+def legend(fig: "Figure", labels: Mapping[str, str] = MappingProxyType({})) -> None:
     """Add one legend above all panels, every name once, in the order of `labels`, which say what
-    names are written as, and in as few rows as the width allows; none where only one line would be
-    named, but by its title. A few lines in a single panel are named at their ends, if the names
-    fit there, so call this after the limits of the axes are set."""
+    names are written as, and in as few rows as the width allows. The figure becomes higher by the
+    legend, so that the axes keep their height. A few lines in a single panel are named at their
+    ends, if the names fit there, so call this after the limits of the axes are set."""
     import matplotlib
 
     handles = {
@@ -163,18 +164,19 @@ def legend(
     }
     order = [name for name in dict.fromkeys([*labels, *handles]) if name in handles]
     handles = {labels.get(name, name): handles[name] for name in order}
-    if len(fig.axes) == 1 and _name_ends(fig.axes[0], handles):
-        handles = {}
-    points = 72 * fig.get_figwidth()
-    title = text.wrapped(title, points, _venue.small)
-    size, room = matplotlib.rcParams["legend.fontsize"], points - BESIDE * _venue.small
+    if not handles or (len(fig.axes) == 1 and _name_ends(fig.axes[0], handles)):
+        return
+    size = matplotlib.rcParams["legend.fontsize"]
+    room = 72 * fig.get_figwidth() - BESIDE * size
     names = [text.wrapped(name, room, size) for name in handles]
-    place: dict[str, Any] = {"loc": "outside upper center", "title": title}
-    for columns in range(max(1, len(handles)), 0, -1):
-        made = fig.legend(handles.values(), names, ncols=columns, **place)
-        if columns == 1 or made.get_window_extent().width <= fig.bbox.width:
-            return
+    for rows in range(1, len(handles) + 1):
+        columns = -(-len(handles) // rows)
+        made = fig.legend(handles.values(), names, ncols=columns, loc="outside upper center")
+        box = made.get_window_extent()
+        if columns == 1 or box.width <= fig.bbox.width:
+            break
         made.remove()
+    fig.set_figheight(min(round(fig.get_figheight() + box.height / fig.dpi, 2), _venue.height))
 
 
 def _name_ends(ax: "Axes", lines: "Mapping[str, Any]") -> bool:
@@ -226,7 +228,8 @@ def value_axis(axis: "Axis", values: Measured | str) -> None:
 
 def difference_axis(axis: "Axis", metric: Measured) -> None:
     """Label an axis of differences in a metric, or of ratios if it is logarithmic."""
-    _label(axis, f"{'ratio of' if metric.log else 'difference in'} {metric.axis}", metric.factor)
+    label = f"ratio of {metric}" if metric.log else f"difference in {metric.axis}"
+    _label(axis, label, metric.factor)
     if metric.log:
         log_scale(axis)
 
@@ -236,8 +239,8 @@ def _label(axis: "Axis", label: str, factor: int) -> None:
     assert place and fig
     rows, columns, *_ = place.get_geometry()
     width, height = fig.get_size_inches()
-    inches = width / columns if axis is axis.axes.xaxis else height / rows
-    axis.set_label_text(text.wrapped(label, LABEL * 72 * inches, _venue.text))
+    inches = LABEL * width / columns if axis is axis.axes.xaxis else TALL * height / rows
+    axis.set_label_text(text.wrapped(label, 72 * inches, _venue.text))
     axis.set_major_locator(Ticks())
     axis.set_major_formatter(partial(plain, factor=factor))
 
@@ -263,9 +266,9 @@ def ticks_at(ax: "Axes", values: Iterable[float]) -> None:
     fig.draw_without_rendering()
     end, labelled = -np.inf, {}
     for tick in every:
-        left, right = _extent(ax, tick, number(tick))
+        left, right = _extent(ax, tick, plain(tick))
         if left > end:
-            labelled[tick], end = number(tick), right + _venue.small / 2
+            labelled[tick], end = plain(tick), right + _venue.small / 2
     ax.set_xticks(list(labelled), list(labelled.values()))
     ax.set_xticks(every, minor=True)
     ax.xaxis.set_minor_formatter(NullFormatter())
@@ -343,6 +346,9 @@ ROOM = 1.2
 The t intervals of three or more results never need more; those that are over test examples as well
 may do."""
 
+WIDE = 5
+"""The same for intervals of differences, which are what such a figure is about."""
+
 MARGIN = 0.05
 """Fraction of an axis that is left empty at either end."""
 
@@ -353,15 +359,20 @@ def limit_to_curves(ax: "Axes", curves: "Curves", metric: Measured) -> str:
     """Set the limits of the y axis that panels share, by their curves and not by the intervals. On
     a linear axis, the worst values, such as those of the first steps, are left out. Return what the
     caption has to say about this."""
-    each = [line["value"] for lines in curves.values() for line in lines.values()]
-    axes = [panel.yaxis for panel in text.figure_of(ax).axes]
-    return _limit(axes, each, metric, hidden=0 if metric.log else HIDDEN, room=0)
+    lines = [line for of_panel in curves.values() for line in of_panel.values()]
+    ends = [line.groupby("job_id")["step"].max().nunique() for line in lines]
+    early = " Means end where the first of their jobs ends." * (max(ends, default=1) > 1)
+    axes, each = [panel.yaxis for panel in text.figure_of(ax).axes], [x["value"] for x in lines]
+    return early + _limit(axes, each, metric, hidden=0 if metric.log else HIDDEN, room=0)
 
 
-def limit_to_intervals(axis: "Axis", samples: Iterable[Sample], metric: Measured) -> str:
-    """Set the limits of an axis so that intervals do not crowd the results out. Return what the
-    caption has to say about this."""
-    return _limit([axis], [each.results for each in samples], metric, hidden=0, room=ROOM)
+def limit_to_intervals(
+    axis: "Axis", samples: Iterable[Sample], metric: Measured, seen: float = np.nan
+) -> str:
+    """Set the limits of an axis so that intervals do not crowd the results out, and a value is
+    `seen`. Return what the caption has to say about this."""
+    results = [each.results for each in samples]
+    return _limit([axis], results, metric, hidden=0, room=ROOM, seen=seen)
 
 
 def limit_to_differences(axis: "Axis", found: Iterable[Difference], metric: Measured) -> str:
@@ -369,7 +380,7 @@ def limit_to_differences(axis: "Axis", found: Iterable[Difference], metric: Meas
     Return what the caption has to say about this."""
     means = [[each.estimate.interval.mean] for each in found]
     free = replace(metric, declared=replace(metric.declared, range=(None, None)))
-    return _limit([axis], means, free, hidden=0, room=ROOM, seen=1.0 if metric.log else 0.0)
+    return _limit([axis], means, free, hidden=0, room=WIDE, seen=1.0 if metric.log else 0.0)
 
 
 def _limit(
@@ -394,7 +405,7 @@ def _limit(
     low, high = np.quantile(scale.transform(kept), ends)
     low, high = np.nanmin([low, scale.transform(seen)]), np.nanmax([high, scale.transform(seen)])
     drawn = np.array([axis.get_data_interval() for axis in axes])
-    lowest, highest = drawn.min(), drawn.max()
+    lowest, highest = np.nanmin([drawn.min(), seen]), np.nanmax([drawn.max(), seen])
     space = room * (high - low)
     shown = np.clip(scale.transform(np.array([lowest, highest])), low - space, high + space)
     margin = MARGIN * np.ptp(shown) or MARGIN * abs(high) or MARGIN
@@ -407,7 +418,8 @@ def _limit(
     least, most = scale.inverted().transform(edges)
     change = axes[0].axes.set_xlim if axes[0] is axes[0].axes.xaxis else axes[0].axes.set_ylim
     change(least, most)
-    beyond = ((values < least) | (values > most)).mean()
+    seen_or_cut = values[(lowest <= values) & (values <= highest)]  # means may be drawn alone
+    beyond = np.sum((seen_or_cut < least) | (seen_or_cut > most)) / len(values)
     said = f" Of all values {beyond:.1%} are beyond the axis." if beyond else ""
     is_cut = lowest < min(least, values.min()) or highest > max(most, values.max())
     for axis in axes:

@@ -155,26 +155,38 @@ def groups(jobs: "pd.DataFrame", by: Sequence[str]) -> "dict[str, pd.DataFrame]"
 def label(jobs: "pd.DataFrame", by: Sequence[str]) -> "pd.Series[Any]":
     """Return the values of these settings as text, for each of the jobs, ordered as the values are.
 
-    Words come first, without their setting's name if no other setting has words, and none of them
-    is empty or `none`.
+    Words come first, without their setting's name if no other setting has words, and all of them
+    begin with a letter and are not `none`. Settings that do not count are left out.
     """
     import pandas as pd
 
-    words = [name for name in by if all(isinstance(value, str) for value in jobs[name])]
+    each, columns = words_first(jobs, by), []
     # A value of `monitor` would read like the metric that is drawn.
-    bare = len(words) == 1 and words != ["monitor"] and not {"", "none"} & {*jobs[words[0]]}
-    columns = []
-    for name in [*words, *(name for name in by if name not in words)]:
-        start = "" if bare and name in words else f"{setting(name)} "
-        known = enumerate(names(jobs[name]).items())
-        texts = {value: (place, f"{start}{text}") for place, (value, text) in known}
+    bare = sum(_are_words(jobs, name) for name in by) == 1 and each[0] != "monitor"
+    bare = bare and all(value[:1].isalpha() and value != "none" for value in jobs[each[0]])
+    for place, name in enumerate(each):
+        start = "" if bare and not place else f"{setting(name)} "
+        known, nested = enumerate(names(jobs[name]).items()), name in jobs.attrs.get("nested", ())
+        texts = {
+            value: (order, "" if value is None and nested else f"{start}{text}")
+            for order, (value, text) in known
+        }
         columns.append([texts[value] for value in jobs[name]])
     rows = list(zip(*columns, strict=True)) if by else [()] * len(jobs)
-    whole = {row: ", ".join(text for _, text in row) for row in sorted({*rows})}
+    whole = {row: ", ".join(text for _, text in row if text) for row in sorted({*rows})}
     if len({*whole.values()}) < len(whole):  # there are commas in words
         whole = {row: f"{text} ({number})" for number, (row, text) in enumerate(whole.items(), 1)}
     labels = pd.Categorical([whole[row] for row in rows], [*whole.values()], ordered=True)
     return pd.Series(labels, index=jobs.index)
+
+
+def words_first(jobs: "pd.DataFrame", by: Sequence[str]) -> list[str]:
+    """Return settings in the order in which `label` has them."""
+    return sorted(by, key=lambda name: not _are_words(jobs, name))
+
+
+def _are_words(jobs: "pd.DataFrame", name: str) -> bool:
+    return all(isinstance(value, str) for value in jobs[name])
 
 
 def fitting(jobs: "pd.DataFrame", by: Sequence[str], wanted: Mapping[str, Any]) -> str:

@@ -194,10 +194,10 @@ def ablation(jobs: "pd.DataFrame", baseline: Mapping[str, Any], shown: Sequence[
             for name, one in each.items():
                 record = _record(grid, name, alike[name], task, one)
                 table.records.append(record | _as_record(found.get(name)))
-    ratios = ", and of a logarithmic metric ratios (×) to it"
+    ratios = ", or ratios (×) to it for a logarithmic metric"
     ratios *= any(metric.log for metric in metrics)
     table.about = (
-        f"The baseline is {reference}; other rows are differences from it{ratios}."
+        f"Rows below the baseline ({reference}) are differences from it{ratios}."
         f"{_intervals(every)} Bold: what can be told from no difference (5% level for all rows of "
         f"a column together)."
     )
@@ -252,7 +252,8 @@ class _Grid:
 
     @property
     def corner(self) -> str:
-        return ", ".join(map(style.setting, self.by)) or "settings"
+        by = groups.words_first(self.jobs, self.by)
+        return ", ".join(map(style.setting, by)) or "settings"
 
     @cached_property
     def labels(self) -> "pd.Series[Any]":
@@ -301,12 +302,17 @@ class _Grid:
     def changes(self, reference: str) -> dict[str, str]:
         """Return what rows are called that differ from the reference in one setting."""
         base, found = self.settings[reference], {}
+        nested = {*self.jobs.attrs.get("nested", ())}
         for row, own in self.settings.items():
             changed = [name for name in self.by if own[name] != base[name]]
-            if len(changed) == 1:
-                (name,) = changed
+            # Momentum, if only the baseline's optimizer or the other one has any.
+            also = {name for name in nested & {*changed} if None in (own[name], base[name])}
+            if len({*changed} - also) == 1:
+                (name,) = {*changed} - also
                 before, after = (style.names([each[name]])[each[name]] for each in (base, own))
-                found[row] = f"{style.setting(name)}: {before} → {after}"
+                more = [(style.setting(n), own[n]) for n in sorted(also) if own[n] is not None]
+                text = "".join(f", {n} {value}" for n, value in more)
+                found[row] = f"{style.setting(name)}: {before} → {after}{text}"
         return found
 
 
@@ -318,7 +324,7 @@ def tried(jobs: "pd.DataFrame") -> "pd.DataFrame":
     others = pd.DataFrame(jobs.attrs.get(tables.UNFINISHED, []), dtype=object)
     tried = pd.concat([own, others] if len(others) else [own], ignore_index=True)
     for name in jobs.attrs["settings"]:
-        if len({isinstance(value, str) for value in tried[name]}) > 1:  # which have no order
+        if len({isinstance(each, str) for each in tried[name].dropna()}) > 1:  # without an order
             tried[name] = tried[name].map(str)
     for name in own.select_dtypes("number"):  # those of jobs without results are missing
         tried[name] = pd.to_numeric(tried[name], errors="coerce")

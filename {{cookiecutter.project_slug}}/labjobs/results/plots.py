@@ -76,7 +76,7 @@ def bands(
     places, values = table["at"].to_numpy(dtype=float), metric.checked(table["value"])
     whole = np.isfinite(values).all(axis=1)
     if (curves.groupby("step").size() < values.shape[1]).all():
-        whose = f" of {label}" if label else ""
+        whose = f" ({label})" if label else ""
         cure = "give --eval-every in steps, such as 50"
         raise NoResults(f"the jobs{whose} have values at different steps; {cure}")
     steps = places.mean(axis=1)

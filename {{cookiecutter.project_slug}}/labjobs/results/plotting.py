@@ -408,7 +408,7 @@ def _one(job_id: str, every: "pd.DataFrame", jobs: "pd.DataFrame") -> "pd.DataFr
     """The job with an id, or the best of some jobs; `attrs["about"]` says which."""
     why = "" if job_id else f", the best of {len(jobs)} by {chooser(jobs)}"
     job = every[every["job_id"] == (job_id or groups.best(jobs))]
-    told = groups.described(job, every)
+    told = groups.described(job, jobs if job["job_id"].isin(jobs["job_id"]).all() else every)
     job.attrs["about"] = f"job {job['job_id'].item()}{why}{f' ({told})' if told else ''}"
     return job
 

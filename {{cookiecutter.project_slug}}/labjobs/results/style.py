@@ -3,6 +3,7 @@ distinguish, and how settings and numbers are written.
 """
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
@@ -28,7 +29,7 @@ class Venue(NamedTuple):
     source: str
     text: float = 10
     small: float = 9
-    """Ticks and legends."""
+    """Ticks."""
     least: float = 8
     """No text is smaller, except superscripts and subscripts."""
     font: str = "serif"
@@ -92,9 +93,16 @@ FONTS: dict[str, dict[str, Any]] = {
 
 LINES_AND_AXES: dict[str, Any] = {
     "legend.frameon": False,
-    "legend.handlelength": 2.0,
-    "legend.handletextpad": 0.6,
-    "legend.columnspacing": 1.0,
+    "legend.handlelength": 1.6,
+    "legend.handletextpad": 0.4,
+    "legend.columnspacing": 0.8,
+    "legend.labelspacing": 0.25,
+    "legend.borderpad": 0.1,
+    "legend.borderaxespad": 0.2,
+    "axes.labelpad": 2,
+    "axes.titlepad": 4,
+    "figure.constrained_layout.h_pad": 0.02,
+    "figure.constrained_layout.w_pad": 0.02,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.6,
@@ -170,11 +178,12 @@ def looks(names: Iterable[Any], ordered: bool = False) -> dict[Any, Look]:
 
 
 def parameters(venue: Venue) -> Any:
-    """Return matplotlib's rcParams: labels as large as the venue's text, the rest smaller."""
+    """Return matplotlib's rcParams: labels as large as the venue's text, the rest smaller, and
+    legends as small as the venue allows, since they take room from the axes."""
     labels = ("font.size", "axes.titlesize", "axes.labelsize", "figure.labelsize")
-    small = ("xtick.labelsize", "ytick.labelsize", "legend.fontsize", "legend.title_fontsize")
-    sizes = dict.fromkeys(labels, venue.text) | dict.fromkeys(small, venue.small)
-    return FONTS[venue.font] | LINES_AND_AXES | sizes
+    sizes = dict.fromkeys(labels, venue.text)
+    sizes |= dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), venue.small)
+    return FONTS[venue.font] | LINES_AND_AXES | sizes | {"legend.fontsize": venue.least}
 
 
 def label_settings(labels: Mapping[str, str]) -> None:
@@ -233,9 +242,9 @@ def signed(text: str) -> str:
 
 
 def names(values: Iterable[Any]) -> dict[Any, str]:
-    """Return each distinct value of a setting, None first, as it is written: as on the command
-    line, but in as few digits as distinguish them."""
-    each = sorted(set(values), key=lambda value: (value is not None, value))
+    """Return each distinct value of a setting, None first and numbers in words in their order, as
+    it is written: as on the command line, but in as few digits as distinguish them."""
+    each = sorted(set(values), key=_place)
     texts: list[str] = []
     for digits in (3, 6, 17):
         texts = [
@@ -247,3 +256,11 @@ def names(values: Iterable[Any]) -> dict[Any, str]:
         if len({*texts}) == len(each):
             break
     return dict(zip(each, texts, strict=True))
+
+
+def _place(value: Any) -> tuple[Any, ...]:
+    """What a value is sorted by: `2e` before `10e`."""
+    if not isinstance(value, str):
+        return value is not None, value
+    parts = re.split(r"(\d+(?:\.\d+)?)", value)
+    return True, [float(part) if place % 2 else part for place, part in enumerate(parts)], value

@@ -18,6 +18,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labjobs import layout
+from labjobs.cli import flags
 from labjobs.errors import SettingsError, cause, did_you_mean
 from labjobs.job import runtime
 from labjobs.job.identity import DEFAULT
@@ -49,9 +50,9 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     settings but no metrics. Jobs that `jobs.py find` has run are left out. Settings have today's
     names; if a job is older than a setting, the setting has its neutral value. If a setting, a
     metric and a tag have the same name, the setting is kept (`lr`); the tag `hardware` is the
-    device. The names of the settings are in `attrs["settings"]`, their roles in `attrs["roles"]`.
-    Raises NoResults if no job has
-    finished, ConnectionError if the store cannot be read.
+    device. The names of the settings are in `attrs["settings"]`, their roles in `attrs["roles"]`,
+    those that do not count in all jobs in `attrs["nested"]`.
+    Raises NoResults if no job has finished, ConnectionError if the store cannot be read.
     """
     every = [job for job in stored_jobs.jobs(experiment) if runtime.TAG not in job["tags"]]
     if kind:
@@ -75,8 +76,10 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     settings = _settings(found)
     for name, values in settings.items():
         table[name] = pd.Series(values, dtype=object if None in values else None)
-    attributes = {"settings": sorted(settings), "roles": roles(kind), "experiment": experiment}
-    table.attrs |= attributes
+    known = flags.of(kind) if kind else None
+    nested = [*known.when, *known.replacing] if known else []  # None where they do not count
+    table.attrs |= {"settings": sorted(settings), "roles": roles(kind), "nested": nested}
+    table.attrs["experiment"] = experiment
     return table
 
 
@@ -233,7 +236,7 @@ def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
         ]
         if any(isinstance(value, str) for value in values):
             values = [
-                v if isinstance(v, str) else text for v, text in zip(values, texts, strict=True)
+                v if isinstance(v, str | None) else t for v, t in zip(values, texts, strict=True)
             ]
         # 1e30 is stored with all its digits, and too large for a column of integers.
         large = any(isinstance(value, int) and abs(value) >= 2**63 for value in values)
