@@ -24,7 +24,6 @@ from labjobs.distributed.collectives import Processes
 from labjobs.errors import JobError, SettingsError
 
 KINDS = ("cuda", "mps")  # accelerators that a job can run on
-
 ALLOCATIONS = 100_000  # of memory, the last ones, that are remembered; a step makes some thousands
 
 

@@ -304,7 +304,6 @@ def _within(parts: Iterable[Part]) -> set[int]:
 # has fewer examples than the others, and evaluations fall within epochs.
 
 STEPS, EVERY = 10, 5  # steps of a trial, and steps from one evaluation to the next
-
 EXAMPLES, BATCHES = 16, 3.5  # at most, in a batch; batches in an epoch
 
 

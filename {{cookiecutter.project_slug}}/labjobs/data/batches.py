@@ -28,9 +28,7 @@ from labjobs.errors import JobError, SettingsError
 from labjobs.machine import cores
 
 RESIDENT_FRACTION = 0.25  # of the device's free memory, that `auto` lets a dataset take at most
-
 MOST_WORKERS = 8  # more reading processes than this usually slow each other down at the disk
-
 GATHERED = 2**22  # bytes of batches that are picked at once, which costs less than separately
 
 

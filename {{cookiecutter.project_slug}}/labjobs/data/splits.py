@@ -28,7 +28,6 @@ from labjobs.errors import SettingsError, first_line, require
 Ints = NDArray[np.int64]
 
 Values = Any  # (N,): a sequence, an array or a tensor with a value for each example of a dataset
-
 FREE = 20  # groups chosen by their sizes: one of their million subsets nearly always fits exactly
 
 P = ParamSpec("P")

@@ -18,7 +18,6 @@ from labjobs.data.splits import remembered
 from labjobs.errors import JobError, SettingsError, first_line
 
 SIZE = 224  # default width and height of images from files, in pixels
-
 STATISTICS_FROM = 500  # random images, for the mean and the standard deviation
 
 

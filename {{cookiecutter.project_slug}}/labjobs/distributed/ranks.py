@@ -14,7 +14,6 @@ from labjobs.exit_status import FAILED
 from labjobs.job.runtime import Runtime
 
 TASKS = "SLURM_STEP_NUM_TASKS"  # set by srun, not by sbatch, whose script is one process
-
 PORTS = range(10_000, 30_000)  # ports that systems do not give to programs that ask for any
 
 
@@ -109,7 +108,6 @@ def forget() -> None:
 # waits for something that will never happen, such as another process's GPU, is ended by its thread.
 
 GRACE = 5.0  # seconds after which a process ends that still waits for one that has ended
-
 STOPPED = "stopped"  # prefix of the message of a process that was ended by a signal
 
 

@@ -19,9 +19,7 @@ from labjobs.job.journal import record_of
 from labjobs.job.runtime import Runtime
 
 DIGITS = 8  # digits of a fingerprint in the name of an attempt's folder
-
 GOES_ON = "goes_on"  # in trained.json: whether a longer job could continue from last.pt
-
 BEGUN = (layout.JOURNAL, layout.LAST)  # an attempt that has begun has one of these files
 
 STAY = (layout.LOCK, layout.COURIER_LOCK, layout.OUTPUT, layout.LOG, layout.BEFORE)

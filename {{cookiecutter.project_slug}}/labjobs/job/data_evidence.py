@@ -47,7 +47,6 @@ written a file that was there; or the name says why not all that was read is kno
 
 NAMED = 2  # the largest number of changed files that a message names
 DIGITS = 32  # hexadecimal digits of a hash, of SHA-256's 64
-
 DATA, PROJECTS = "data", "project"  # how names begin: below --data-root, in the project's folder
 
 SETTLED = 20_000_000

@@ -34,7 +34,6 @@ from labjobs.settings import Metric, as_plain
 S = TypeVar("S")
 
 STOPPED = "stopped"  # tag of a run that a search has stopped, `at 2e`; `false` once it trains on
-
 WIDTH = 512  # bytes of a lock file
 
 

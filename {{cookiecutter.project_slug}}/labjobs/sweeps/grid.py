@@ -36,7 +36,6 @@ from labjobs.sweeps.search import Bracket, Halving, read_halving
 NO_JOB = {"-h", "--help", "--check", "--scratch"}  # flags with which a script does not run a job
 END = "end"  # sent instead of a number of words when the grid is complete
 STARTED = ("failed", "interrupted", "pending", "unsent")  # states of jobs that a sweep starts
-
 LEFT = {"failed", "stale", "interrupted", "queued", "not started"}  # something is left to do
 
 ENDED = {"finished": 0, "paused": 0, "failed": 1, "diverged": 1}

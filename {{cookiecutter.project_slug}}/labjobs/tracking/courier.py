@@ -36,7 +36,6 @@ from labjobs.tracking.mlflow_store import AT_THE_END, Elsewhere, Line, Run
 
 PATIENCE = 30.0  # seconds that a finished job waits until everything is delivered
 IMPATIENCE = 5.0  # seconds that a job waits if it will be continued later anyway
-
 SERVER = "COURIERS"  # the variable with the number of the socket of a sweep's server of couriers
 
 MODULES = [

@@ -39,7 +39,6 @@ AT_THE_END = (layout.SETTINGS, layout.CODE, "changes.diff", layout.LOG, layout.B
 others."""
 
 BATCH = 1000  # metrics in a request, the most that MLflow takes (REST API, log-batch)
-
 BEAT = 20.0  # seconds between two heartbeats
 LEASE = 120.0  # seconds after its last heartbeat for which a run belongs to its owner
 

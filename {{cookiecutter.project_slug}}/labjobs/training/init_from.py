@@ -34,7 +34,6 @@ from labjobs.training.progress import Length, Position
 # have used. To compare them, the student's schedule is called for both jobs.
 
 MAY_DIFFER = (*LENGTHS, "schedule", "init_from")  # in a longer job that continues another
-
 PLATEAUS = (0, 1)  # numbers to compare schedules for, since the actual one is unknown
 
 

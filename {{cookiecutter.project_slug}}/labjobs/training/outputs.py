@@ -34,7 +34,6 @@ from labjobs.errors import JobError
 
 AHEAD = 8  # largest number of batches on their way to the host; then the oldest is waited for
 NUMPY = (torch.float16, torch.float32, torch.float64)  # floating-point formats that NumPy has
-
 Value = Tensor | Sequence[Tensor]  # of a batch: (B, …), or one for each example
 
 

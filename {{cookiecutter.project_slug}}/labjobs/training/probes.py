@@ -49,7 +49,6 @@ class Watcher:
 # timed, and then the job pauses. It waits for the device only at the end of each window.
 
 WARM_UP_STEPS, WARM_UP_SECONDS = 5, 1.0  # the least steps and seconds of the warm-up
-
 WINDOWS, WINDOW_SECONDS = 5, 0.5  # number, and least seconds, of windows of at least one step
 
 

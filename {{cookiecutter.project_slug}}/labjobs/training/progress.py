@@ -38,7 +38,6 @@ class Stateful:
 
 
 WARM_UP = 10  # steps before the timed ones: they compile code, choose kernels and fill caches
-
 TIMED = 20  # steps whose time tells how many steps fit into --minutes
 
 
