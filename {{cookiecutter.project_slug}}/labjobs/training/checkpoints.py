@@ -177,7 +177,7 @@ class Writer:
         models: Mapping[str, Mapping[str, Any]],
         previous: Path | None = None,
     ) -> Future[None]:
-        """Have a checkpoint written; see `checkpoints.save`.
+        """Have a checkpoint written; see `save`.
 
         If the weights of one of the `models` in it are not finite, nothing is written, and the next
         call raises Diverged.
@@ -219,7 +219,7 @@ SCHEMA = 1
 
 
 class TrainingState:
-    """The parts of a training loop and their  `best` is the content of best.pt.
+    """The parts of a training loop and their checkpoints. `best` is the content of best.pt.
 
     Of several processes, all make the same calls; process 0 writes. With `shard`, what is divided
     among them is gathered for it, and divided again by the parts that load it, among any number.
