@@ -45,6 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--grids", type=int, default=1, help="random grids of jobs to draw (20)")
     text = "random refactors that are to be accepted (500 at full counts)"
     parser.addoption("--refactors", type=int, default=25, help=text)
+    text = "random changes of a store that are undone (1000 at full counts)"
+    parser.addoption("--store-changes", type=int, default=40, help=text)
     parser.addoption("--schedules", type=int, default=20, help="orders in which a GPU works")
     parser.addoption("--slurm-jobs", type=int, default=8, help="jobs that train under Slurm")
 

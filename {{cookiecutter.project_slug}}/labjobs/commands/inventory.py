@@ -475,8 +475,15 @@ def _print_attempt(attempt: Attempt) -> None:
 
 def sync(runs_root: Path) -> int:
     """Send the results of the jobs on this disk that the store lacks, whatever was sent before: it
-    may be another one by now, a backup, or someone has deleted runs. Returns the exit status."""
+    may be another one by now, a backup, or someone has changed it. Returns the exit status."""
     known = stored_jobs.known(experiment_name())
     if away := known.problem:
         return leave(exit_status.NOT_UPLOADED, f"{away}; python jobs.py sync sends what is left")
-    return courier.sync(runs_root, known.holds)
+
+    def changed(attempt: Path) -> bool:
+        try:
+            return known.changed(attempt)
+        except (JobError, OSError):  # a damaged journal: sending it says so
+            return True
+
+    return courier.sync(runs_root, known.holds, changed)

@@ -367,16 +367,28 @@ def write_tables(folder: Path, attempt: Path, status: str) -> None:
 # `python jobs.py sync`: send the results of jobs on this disk that are missing there.
 
 
-def sync(runs_root: Path, stored: Callable[[Path], bool] = lambda attempt: True) -> int:
+def sync(
+    runs_root: Path,
+    stored: Callable[[Path], bool] = lambda attempt: True,
+    changed: Callable[[Path], bool] = lambda attempt: False,
+) -> int:
     """Send the missing results of every job that is not running; return the exit status. `stored`
-    says whether the store still has an attempt that was sent."""
+    says whether the store still has an attempt that was sent, `changed` whether its run has other
+    points or tags than its journal."""
     folders = [file.parent for file in sorted(runs_root.glob(f"*/*/{layout.JOURNAL}"))]
-    left = [folder for folder in folders if not (delivered(folder) and stored(folder))]
+    sound = {each for each in folders if delivered(each) and stored(each) and not changed(each)}
+    left = [folder for folder in folders if folder not in sound]
     left = [folder for folder in left if not locks.held(folder / layout.LOCK)]
     sent = 0
     for folder in left:
         try:
+            if delivered(folder):
+                (folder / layout.SENT).unlink()  # from the beginning: what is there stays once
             _send(folder)
+            if changed(folder):  # it has points that nobody logged, which cannot be deleted
+                mlflow_client.client().delete_run(read_record(folder / layout.SENT)["run"])
+                (folder / layout.SENT).unlink()
+                _send(folder)
         except (JobError, Elsewhere) as error:
             leave(exit_status.FAILED, f"job {folder.parent.name} {error}")
         except Exception as error:

@@ -12,7 +12,8 @@ import math
 import subprocess
 import sys
 from ast import literal_eval
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
@@ -23,10 +24,10 @@ from labjobs import exit_status, layout
 from labjobs.cli.flags import as_text
 from labjobs.errors import SettingsError
 from labjobs.files import CODE, PROJECT, read_record
-from labjobs.job import attempts, code_evidence, data_evidence, identity
+from labjobs.job import attempts, code_evidence, data_evidence, identity, journal
 from labjobs.job.attempts import Evidence
 from labjobs.job.folder import STOPPED, JobFolder
-from labjobs.tracking import courier, mlflow_client
+from labjobs.tracking import costs, courier, mlflow_client
 from labjobs.tracking.mlflow_client import AWAY, LONGEST_QUERY, PROJECT_ID, select, sqlite_path
 from labjobs.tracking.mlflow_store import fresh
 
@@ -56,6 +57,8 @@ SELECT run_uuid, step, {NUMBER} FROM metrics
 WHERE {THESE} AND key = :key
 ORDER BY run_uuid, step, timestamp
 """
+
+POINTS = f"SELECT key, step, timestamp, {NUMBER} FROM metrics WHERE run_uuid = :run"
 
 AT_ONCE = 8  # number of histories that are requested from a server at a time
 
@@ -225,6 +228,56 @@ class Known:
         sent = read_record(attempt / layout.SENT).get("run")
         ended = {run["run_id"] for run in self.runs.get(job, []) if run["status"] != "RUNNING"}
         return bool(over) or sent in ended
+
+    def changed(self, attempt: Path) -> bool:
+        """Return whether the run of an attempt has other points, tags or params than its journal
+        and its settings: the store was set back, or somebody has changed it. Raises
+        ConnectionError, JobError, OSError."""
+        sent = str(read_record(attempt / layout.SENT).get("run", ""))
+        if sent not in {run["run_id"] for run in self.runs.get(attempt.parent.name, [])}:
+            return False  # another run stands for it, or `holds` says that there is none
+        lines = [*journal.lines_of(attempt), *costs.as_lines(attempt)]
+        points = [
+            (name, line["step"], line["time"], repr(_number(float(value))))
+            for line in lines
+            for name, value in line.get("metrics", {}).items()
+        ]
+        points.sort(key=lambda point: point[1:3])
+        tags = {k: v for line in lines for k, v in line.get("tags", {}).items()}
+        settings = journal.record_of(attempt, layout.SETTINGS).get("settings", {})
+        wanted = {
+            **{("last", name): value for name, *_, value in points},
+            **{("param", name): str(value) for name, value in settings.items()},
+            # What begins with mlflow. is MLflow's, such as the description, which users may edit.
+            **{("tag", k): v for k, v in tags.items() if not k.startswith("mlflow.")},
+        }
+        found, others = _content(sent, {name for name, *_ in points})
+        return found != Counter(points) or not wanted.items() <= others.items()
+
+
+Point = tuple[str, int, int, str]  # a metric, its step, its time and its value in digits
+
+
+def _content(run: str, names: Set[str]) -> tuple[Counter[Point], dict[tuple[str, str], str]]:
+    """The points of a run, from a server those of metrics with these names; and its last metrics,
+    its params and its tags."""
+    if path := sqlite_path():
+        points = select(path, POINTS, run=run)
+        queries = {"last": METRICS, "param": PARAMS, "tag": TAGS}
+        rows = {kind: select(path, each, runs=json.dumps([run])) for kind, each in queries.items()}
+    else:
+        with asked() as client:
+            histories = (client.get_metric_history(run, name) for name in sorted(names))
+            points = [(p.key, p.step, p.timestamp, p.value) for own in histories for p in own]
+            data = client.get_run(run).data
+        found: Any = {"last": data.metrics, "param": data.params, "tag": data.tags}
+        rows = {kind: [(run, *each) for each in own.items()] for kind, own in found.items()}
+    others = {
+        (kind, name): repr(_number(value)) if kind == "last" else value
+        for kind, own in rows.items()
+        for _, name, value in own
+    }
+    return Counter((*place, repr(_number(value))) for *place, value in points), others
 
 
 def evidence(job: JobFolder[Any], run: StoredJob) -> Evidence:
