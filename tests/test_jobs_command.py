@@ -4,10 +4,12 @@ import json
 import random
 import shutil
 import subprocess
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
-from faults import Project, job_of, one_line, silent
+from faults import Project, curves_in, job_of, one_line, silent, succeeded
+from scipy import stats
 
 MLP = ("--epochs", "1", "--lr", "0.01", "--note", "it's a try", "--quiet")
 CONVNET = ("--model", "convnet", "--epochs", "2", "--pause-after", "1e", "--quiet")
@@ -149,6 +151,62 @@ def test_why_names_the_way_to_a_definition(made):
     assert said.startswith(f"job {made.mlp} does not depend on models.ConvNet")
     said = one_line(made.do("why", made.mlp, "models.MPL"), 1)
     assert "; did you mean models.MLP" in said
+
+
+def test_diff_says_in_what_two_jobs_differ(made):
+    found = made.json("diff", made.mlp, made.convnet)
+    assert [row["name"] for row in found["settings"]] == ["epochs", "lr", "model", "note"]
+    assert {"name": "lr", "a": "0.01", "b": "0.001"} in found["settings"]
+    changes = {row["name"]: row["said"] for row in found["code"]}
+    assert (changes["models.MLP"], changes["models.ConvNet"]) == ("only in A", "only in B")
+    assert found["data"] == found["packages"] == found["device"] == []
+    (parted,), one = found["curves"], made.project.journalled(made.mlp)["train_loss"][0]
+    assert (parted["step"], float(parted["a"])) == one
+    assert [row["said"] for row in found["results"]] == ["there are none that both have"]
+    assert made.lines("diff", made.mlp, made.convnet)[-1] == "same data, packages, device"
+
+
+def test_diff_of_two_attempts_shows_definitions_and_not_files(jobs):
+    project, old = jobs.project, jobs.project.folder(jobs.mlp)
+    project.edit("models.py", "nn.Linear(256, 256)", "nn.Linear(256, 256, bias=False)")
+    project.edit("models.py", '"""Networks', '"""The networks')  # which changes no definition
+    succeeded(project.run(*MLP, "--force"))
+    (new,) = {*old.parent.iterdir()} - {old}
+    found = jobs.json("diff", f"{jobs.mlp}/{old.name[:4]}", jobs.mlp)
+    assert (found["a"], found["b"]) == ([f"{jobs.mlp}/{old.name}"], [f"{jobs.mlp}/{new.name}"])
+    (changed,) = found["code"]
+    assert changed["name"] == "models.MLP" and changed["said"] == "changed"
+    texts = [line for line in changed["diff"].splitlines()[2:] if line[0] in "+-"]
+    assert [text.split() for text in texts] == [
+        ["-", "nn.Linear(256,", "256),"],
+        ["+", "nn.Linear(256,", "256,", "bias=False),"],
+    ]
+    assert found["settings"] == [] and found["curves"][0]["step"] > 0
+    loss = {row["name"]: row["difference"] for row in found["results"]}["best_val_loss"]
+    best = [min(float(v) for _, v in curves_in(path)["val_loss"]) for path in (old, new)]
+    assert loss == pytest.approx(best[1] - best[0])
+    said = one_line(jobs.do("diff", f"{jobs.mlp}/x", jobs.mlp), 2)
+    assert "which attempt? " in said and old.name in said and new.name in said
+
+
+def test_diff_of_groups_has_intervals_over_seeds(fresh):
+    for seed in "012":
+        for rate in ("1e-3", "1e-2"):
+            fresh.finish("--epochs", "1", "--batch-size", "256", "--lr", rate, "--seed", seed)
+    jobs = Jobs(fresh, "", "")
+    found = jobs.json("diff", "lr=1e-3", "lr=1e-2,epochs=1")
+    assert found["settings"] == [{"name": "lr", "a": "0.001", "b": "0.01"}]
+    assert (found["pairs"], found["code"], found["data"]) == (3, [], [])
+    rows = jobs.json("list")
+    best = {(row["settings"]["lr"], row["settings"]["seed"]): row["metrics"] for row in rows}
+    pairs = [best[1e-2, s]["best_val_loss"] - best[1e-3, s]["best_val_loss"] for s in range(3)]
+    ends = stats.t.interval(0.95, 2, mean(pairs), stdev(pairs) / 3**0.5)
+    row = next(row for row in found["results"] if row["name"] == "best_val_loss")
+    assert row["n"] == [3, 3] and row["paired"]
+    wanted = pytest.approx([mean(pairs), *ends])
+    assert [row["difference"], row["low"], row["high"]] == wanted
+    said = one_line(jobs.do("diff", "lr=1e-3", "lr=5"), 2)
+    assert said == "jobs.py: lr=5: no finished job here has such settings"
 
 
 @pytest.mark.parametrize("loss", ["store", "runs", "backup"])

@@ -49,6 +49,13 @@ def find(_: Project, given: argparse.Namespace) -> int:
     return command.find(given, given.words, given.runs_root)
 
 
+def diff(project: Project, given: argparse.Namespace) -> int:
+    """Print in what jobs differ; return the exit status."""
+    from labjobs.commands import diff as command  # with NumPy, which is slow to import
+
+    return command.print_diff(project, given)
+
+
 def print_docs(wanted: str) -> int:
     """Print a page about the engine by its name, the lines of all pages that have a word in them,
     or, if nothing is wanted, the names of the pages. Raises SettingsError for an unknown word."""
@@ -95,6 +102,7 @@ RUNS_ROOT = argument(
     "--runs-root", "folder with the jobs' folders (default: runs)", metavar="PATH", type=Path
 )
 CONDITIONS = "print jobs with such settings alone: --where 'lr>1e-3' --where state=finished"
+SIDE = "a job, an attempt of one, such as 1872aa/1f0a, or a group of jobs: lr=1e-3,model=mlp"
 FIND = JSON | argument("--force", "measure again, even if there are results", action="store_true")
 
 COMMANDS = {
@@ -115,6 +123,11 @@ COMMANDS = {
         "upload the results of all jobs that the tracking store or the Parquet files lack",
         {},
         lambda project, _: inventory.sync(project.runs_root),
+    ),
+    "diff": Command(
+        "print in what two jobs, attempts or groups differ, and where their curves part",
+        argument("a", SIDE, metavar="A") | argument("b", "the other one", metavar="B") | JSON,
+        diff,
     ),
     "stale": Command(
         "print which definitions have changed since jobs used them, and which jobs these are",

@@ -1,0 +1,245 @@
+"""`diff`: in what two attempts, or two groups of jobs, differ: settings, definitions, data,
+packages, device, curves, results. Of two groups, those attempts are compared whose jobs agree in
+all other settings.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+from labjobs import exit_status
+from labjobs.cli.flags import as_text
+from labjobs.commands import inventory, staleness
+from labjobs.commands.inventory import Job, Project
+from labjobs.commands.replay import Recorded, curve_points, first_difference
+from labjobs.errors import JobError, SettingsError, cause, few
+from labjobs.job import attempts, code_evidence, data_evidence, identity
+from labjobs.job.terminal import counted
+from labjobs.results import groups, samples, tables
+from labjobs.results.intervals import NEEDED
+from labjobs.results.metrics import Measured, NoResults, Part, declared
+from labjobs.results.style import number
+from labjobs.tracking.mlflow_client import experiment_name
+
+MOST = 20
+"""The largest number of lines of a section."""
+
+Row = dict[str, Any]
+"""Something that differs, as JSON: its name, what it is on each side, `a` and `b`, and in words."""
+
+Rows = list[Row]
+
+
+class Side(NamedTuple):
+    """One of the two sides: what was given, and its attempts with their jobs."""
+
+    given: str
+    each: list[tuple[Job, Recorded]]
+
+    @property
+    def names(self) -> list[str]:
+        """Its attempts, as they can be given."""
+        return [attempt.name for _, attempt in self.each]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The values of each setting."""
+        found: dict[str, set[str]] = {}
+        for job, _ in self.each:
+            for name, value in job.plain.items():
+                found.setdefault(name, set()).add(as_text(value))
+        return {name: ", ".join(sorted(values)) for name, values in found.items()}
+
+
+Pair = tuple[Recorded, Recorded]
+
+
+def print_diff(project: Project, given: argparse.Namespace) -> int:
+    """Print in what two sides differ; return 0. Raises SettingsError if there are no such jobs,
+    JobError if their records cannot be read, ConnectionError for results of groups."""
+    one, other = (side(project, word) for word in (given.a, given.b))
+    settings = _unequal(one.settings, other.settings)
+    pairs = _pairs(one, other, {row["name"] for row in settings})
+    alone = len(one.each) == len(other.each) == 1
+    sections = {
+        "settings": settings,
+        "code": _of_pairs(pairs, _definitions),
+        "data": _of_pairs(pairs, lambda a, b: _unequal(_data(a), _data(b))),
+        "packages": _of_pairs(pairs, lambda a, b: _unequal(a.versions, b.versions)),
+        "device": _of_pairs(pairs, lambda a, b: _unequal(a.conditions, b.conditions)),
+        "curves": _of_pairs(pairs if alone else [], _curves),
+        "results": _of_pairs(pairs, _results) if alone else _of_groups(one, other, settings),
+    }
+    if given.json:
+        about = {"a": one.names, "b": other.names, "pairs": len(pairs)}
+        print(json.dumps({**about, **sections}, indent=2))
+        return exit_status.DONE
+    for letter, each in (("A", one), ("B", other)):
+        print(f"{letter}: {each.given}: {few(each.names, 2)}")
+    if not alone:
+        del sections["curves"]
+        print(f"{counted(len(pairs), 'pair')} of attempts with the same other settings")
+    for title, rows in sections.items():
+        if rows:
+            print(f"\n{title}")
+            print("\n".join(f"  {line}" for line in _lines(rows)))
+    if same := [title for title, rows in sections.items() if not rows]:
+        print(f"\nsame {', '.join(same)}")
+    return exit_status.DONE
+
+
+def _lines(rows: Rows) -> Iterator[str]:
+    for row in rows[:MOST]:
+        said = row["said"] if "said" in row else f"{row['a']} | {row['b']}"
+        yield f"{row['name']}  {said}"
+        yield from ("", *row["diff"].splitlines(), "") if row.get("diff") else ()
+    if len(rows) > MOST:
+        yield f"and {len(rows) - MOST} more; --json has all"
+
+
+# What is compared.
+
+
+def side(project: Project, given: str) -> Side:
+    """Return the finished jobs that `lr=1e-3`, or several such conditions with commas between them,
+    selects; or the job or the attempt, `1872aa/1f0a`, that is named. Raises SettingsError."""
+    if re.search("[=<>]", given):
+        known = {job.id: (job, path) for job in project.all() if (path := job.latest)}
+        rows: Rows = [
+            {"id": name, "state": attempts.status_of(path), "settings": job.plain}
+            for name, (job, path) in known.items()
+        ]
+        for condition in [*re.split(r",(?=[\w-]+\s*[!<>=])", given), "state=finished"]:
+            rows = inventory.selected(condition, rows)
+        if not rows:
+            raise SettingsError(f"{given}: no finished job here has such settings")
+        chosen = (known[row["id"]] for row in rows)
+        return Side(given, [(job, Recorded(path)) for job, path in chosen])
+    prefix, _, begins = given.partition("/")
+    job = project.one(prefix)
+    counts = [job.latest] if job.latest in job.attempts else []
+    named = [path for path in job.attempts if path.name.startswith(begins)] if begins else counts
+    if len(named) != 1:
+        here = few((path.name for path in job.attempts), MOST) or "none"
+        raise SettingsError(f"{given}: which attempt? job {job.id} has in this folder: {here}")
+    return Side(given, [(job, Recorded(path)) for path in named if path])
+
+
+def _pairs(one: Side, other: Side, differ: set[str]) -> list[Pair]:
+    """The attempts whose jobs agree in all settings but those that distinguish the sides. Raises
+    SettingsError if there are none."""
+
+    def rest(job: Job) -> str:
+        return repr(sorted((k, as_text(v)) for k, v in job.plain.items() if k not in differ))
+
+    partners = {rest(job): attempt for job, attempt in other.each}
+    every = [(attempt, partners.get(rest(job))) for job, attempt in one.each]
+    if found := [(attempt, partner) for attempt, partner in every if partner]:
+        return found
+    raise SettingsError(f"{one.given} and {other.given}: no two jobs agree in their other settings")
+
+
+# In what it differs.
+
+
+def _unequal(was: Mapping[str, str], now: Mapping[str, str]) -> Rows:
+    each = ((name, was.get(name, "none"), now.get(name, "none")) for name in {**was, **now})
+    return [{"name": name, "a": a, "b": b} for name, a, b in sorted(each) if a != b]
+
+
+def _of_pairs(pairs: Sequence[Pair], differ: Callable[[Recorded, Recorded], Iterable[Row]]) -> Rows:
+    """In what pairs differ. Raises JobError if the records of one cannot be read."""
+    found: dict[str, Row] = {}
+    for pair in pairs:
+        try:
+            found |= {repr(row): row for row in differ(*pair)}
+        except (JobError, OSError) as error:
+            raise JobError(f"{pair[0].name} or {pair[1].name}: {cause(error)}") from error
+    return [*found.values()]
+
+
+def _data(attempt: Recorded) -> Mapping[str, str]:
+    """The files that an attempt has read, with the beginnings of their hashes; if these are not
+    known, the digest of all."""
+    found = data_evidence.read_by(attempt.path)
+    hashes = {name: entry.hash[:12] for name, entry in found.items()}
+    return hashes or {"all": data_evidence.digest(attempt.path)}
+
+
+def _definitions(one: Recorded, other: Recorded) -> Iterator[Row]:
+    """The definitions that differ, and how their texts do; of other files, none is stored."""
+    was, now = (code_evidence.parts(each.path) for each in (one, other))
+    if not (was and now):
+        yield {"name": "code", "said": "not known: it was not recorded, or has changed on the way"}
+    for part in sorted({**was, **now}) if was and now else ():
+        name, (a, b) = code_evidence.in_python(part), (each.get(part, {}) for each in (was, now))
+        if a.get("hash") != b.get("hash"):
+            said = "changed" if a and b else "only in A" if a else "only in B"
+            sources = a.get("source", ""), b.get("source", "")
+            text = staleness.as_diff(*sources, f"{name} of A", f"{name} of B") if a and b else ""
+            yield {"name": name, "said": said, "diff": text}
+
+
+def _curves(one: Recorded, other: Recorded) -> Iterator[Row]:
+    """The first point that both have and that differs."""
+    was, now = (curve_points(each.lines) for each in (one, other))
+    both = [{point: each[point] for point in was if point in now} for each in (was, now)]
+    if not both[0]:
+        yield {"name": "curves", "said": "there is no point that both have"}
+    if found := first_difference(*both):
+        step, name, a, b = found
+        said = f"{a} | {b}: the first of {len(both[0])} points to differ"
+        yield {"name": f"{name} at step {step}", "step": step, "a": a, "b": b, "said": said}
+
+
+def _results(one: Recorded, other: Recorded) -> Iterator[Row]:
+    """The results that both have and that differ."""
+    was, now = (inventory.on_disk(each.path, None)["metrics"] for each in (one, other))
+    if not {*was} & {*now}:
+        yield {"name": "results", "said": "there are none that both have"}
+    for name, a in was.items():
+        b = now.get(name, a)
+        if repr(a) != repr(b):
+            said = f"{number(a, 4)} | {number(b, 4)}  B - A {number(b - a)}"
+            yield {"name": name, "a": a, "b": b, "difference": b - a, "said": said}
+
+
+def _of_groups(one: Side, other: Side, settings: Rows) -> Rows:
+    """The mean results of two groups with the intervals of their differences, for each combination
+    of the settings in which the jobs of a group differ. Raises JobError if there are none,
+    ConnectionError."""
+    script, differ = one.each[0][0].script, {row["name"] for row in settings}
+    of = [{job.id for job, _ in side.each} for side in (one, other)]
+    try:
+        every = tables.jobs(experiment_name(), identity.read(script).settings, script)
+        every = every[every["job_id"].isin(of[0] | of[1])]
+        by = {*groups.with_role(every, "task"), *groups.varied(every)} - differ
+        rest = sorted(name for name in by if groups.combinations(every, [name]) > 1)
+        alike, metrics = groups.groups(every, rest), declared(every)
+        parts: tuple[Part, ...] = ("val", "test")
+        rows = []
+        for (cell, jobs), (name, metric), part in product(alike.items(), metrics.items(), parts):
+            measured = Measured(name, metric, part)
+            a, b = (samples.sample(jobs[jobs["job_id"].isin(ids)], measured) for ids in of)
+            if len(a) and len(b):
+                rows.append(_compared(f"{cell} {measured.result}".strip(), a, b))
+    except NoResults as none:
+        raise JobError(f"results: {none}") from none
+    return rows
+
+
+def _compared(name: str, a: samples.Sample, b: samples.Sample) -> dict[str, Any]:
+    log, (of_a, of_b) = a.metric.log, (float(each.estimate.interval.mean) for each in (a, b))
+    row = {"name": name, "a": of_a, "b": of_b, "n": [len(a), len(b)]}
+    said = f"{number(of_a, 4)} (n = {len(a)}) | {number(of_b, 4)} (n = {len(b)})"
+    what, change = ("B / A", of_b / of_a) if log else ("B - A", of_b - of_a)
+    how = f"no interval of fewer than {NEEDED} repeats"
+    if found := samples.differences({"A": a, "B": b}, "A").get("B"):
+        change, low, high = map(float, found.estimate.interval)
+        row |= {"low": low, "high": high, "paired": found.paired}
+        how = f"95% interval {number(low)} to {number(high)}, {found.n} "
+        how += "pairs" if found.paired else "repeats, not paired"
+    return {**row, "difference": change, "said": f"{said}  {what} {number(change)} ({how})"}
