@@ -4,11 +4,14 @@ import json
 import random
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import pytest
-from faults import Project, curves_in, job_of, one_line, silent, succeeded
+from faults import Project, curves_in, ended, job_of, one_line, silent, succeeded
+from labjobs import locks
 from scipy import stats
 
 MLP = ("--epochs", "1", "--lr", "0.01", "--note", "it's a try", "--quiet")
@@ -342,3 +345,99 @@ def test_a_job_that_diverged_elsewhere_is_known_by_the_store(project, tmp_path):
     shutil.rmtree(project.root / "runs" / job)
     forced = project.run(*flags, "--force")
     assert forced.returncode == 1 and "diverged: train_loss" in forced.stderr
+
+
+# Disks: `disk`, `clean`, `rm`.
+
+FIND = {"JOB_PURPOSE": "find lr; on cpu"}
+
+
+def snapshot(*folders: Path) -> dict[str, tuple[int, int]]:
+    """All files in some folders, with their sizes and times."""
+    files = [path for folder in folders for path in folder.rglob("*") if not path.is_dir()]
+    stats = {str(path): path.lstat() for path in files if path.name != "lock"}
+    return {name: (found.st_size, found.st_mtime_ns) for name, found in stats.items()}
+
+
+def test_disk_counts_what_is_there_and_follows_no_link(jobs, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "best.pt").write_bytes(bytes(10_000_000))
+    runs = jobs.project.root / "runs"
+    (runs / jobs.mlp / "linked").symlink_to(tmp_path / "other")
+    (runs / "0123456789ab").symlink_to(tmp_path / "other")
+    found = jobs.json("disk")
+    taken = {path: path.stat().st_blocks * 512 for path in runs.glob("*/*/*.pt")}
+    weights = [n for path, n in taken.items() if path.name == "best.pt" and n < 10_000_000]
+    assert found["kinds"]["best weights"] == sum(weights) > 0
+    assert found["kinds"]["checkpoints"] == sum(n for p, n in taken.items() if p.name != "best.pt")
+    assert {*found["jobs"]} >= {jobs.mlp, jobs.convnet}
+    assert found["total"] == sum(found["kinds"].values())
+    assert jobs.lines("disk")[-1].endswith("in all, 2 jobs")
+
+
+def test_clean_removes_what_nothing_needs_and_only_that(fresh, tmp_path):
+    fresh.killed("--epochs", "150", "--quiet")
+    (old,) = fresh.root.glob("runs/*/*/")
+    other = fresh.finish(*MLP)
+    measured = job_of(succeeded(fresh.run("--epochs", "1", "--seed", "9", "--quiet", **FIND)))
+    fresh.edit("models.py", "nn.ReLU()", "nn.Tanh()")
+    begun = fresh.run("--epochs", "150", "--quiet", "--pause-after", "2", "--force")
+    jobs = Jobs(fresh, "", "")
+    assert begun.returncode == 0 and {measured} == removed(jobs)  # the new attempt is not over
+    fresh.finish("--epochs", "150", "--quiet")
+    (new,) = {*old.parent.glob("*/")} - {old}
+    (tmp_path / "linked").mkdir()
+    (old.parent / "linked").symlink_to(shutil.copytree(old, tmp_path / "linked" / old.name))
+    before = snapshot(fresh.root / "runs", tmp_path / "linked")
+    assert removed(jobs) == {measured, old.name}
+    with locks.take(old / "lock"):  # somebody goes on with it
+        assert removed(jobs) == {measured}
+    both = [fresh.command(sys.executable, "jobs.py", "clean") for _ in range(2)]
+    assert [silent(ended(each)).returncode for each in both] == [0, 0]
+    assert not old.exists() and not (fresh.root / "runs" / measured).exists()
+    assert fresh.runs(measured) == []
+    after = snapshot(fresh.root / "runs", tmp_path / "linked")
+    gone = {str(old), str(fresh.root / "runs" / measured)}
+    assert after == {
+        k: v for k, v in before.items() if not any(k.startswith(each) for each in gone)
+    }
+    assert removed(jobs) == set()
+    assert {row["state"] for row in jobs.json("list")} == {"stale", "finished"}
+    assert new.exists() and (fresh.root / "runs" / other).exists()
+
+
+def removed(jobs: Jobs) -> set[str]:
+    """The names of what `clean` would remove."""
+    return {Path(row["path"]).name for row in jobs.json("clean", "--dry-run")["removed"]}
+
+
+def test_rm_removes_jobs_here_and_in_the_store_unless_something_needs_them(jobs):
+    project, folder = jobs.project, jobs.project.root / "runs"
+    succeeded(project.do("python", "plot.py", "--format", "png"))
+    derived = project.finish("--epochs", "1", "--init-from", jobs.mlp, "--quiet")
+    before, runs = snapshot(folder), project.runs(jobs.mlp)
+    refused = jobs.do("rm", jobs.mlp)
+    assert refused.returncode == 1
+    assert f"job {jobs.mlp} is needed by figures/learning-curves; --anyway" in refused.stderr
+    assert f"is needed by job {derived}, which is derived from it" in refused.stderr
+    jobs.lines("rm", jobs.mlp, "--anyway", "--dry-run")
+    with locks.take(project.folder(jobs.mlp) / "lock"):
+        running = one_line(jobs.do("rm", jobs.mlp, "--anyway"), 1)
+    assert running.endswith("was left: it is running")
+    assert snapshot(folder) == before and project.runs(jobs.mlp) == runs
+    (row,) = jobs.json("rm", derived)["removed"]
+    assert row["path"] == f"runs/{derived}" and project.runs(derived) == []
+    jobs.lines("rm", jobs.mlp, "--anyway")
+    assert [*jobs.states()] == [jobs.convnet] and not (folder / jobs.mlp).exists()
+    assert "there is no job" in one_line(jobs.do("rm", jobs.mlp), 2)
+
+
+def test_rm_leaves_what_a_link_leads_to(jobs, tmp_path):
+    folder = jobs.project.root / "runs" / jobs.convnet
+    shutil.move(folder, tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    before = snapshot(tmp_path / "elsewhere")
+    said = one_line(jobs.do("rm", jobs.convnet), 1)
+    assert said.endswith("was left: it is a link, which is not followed")
+    assert folder.is_symlink() and snapshot(tmp_path / "elsewhere") == before
+    assert jobs.project.runs(jobs.convnet)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from labjobs import exit_status, installation
 from labjobs.cli.parser import Parser, unknown_flag
-from labjobs.commands import adopt, inventory, publish, repeat, staleness
+from labjobs.commands import adopt, disk, inventory, publish, repeat, staleness
 from labjobs.commands.inventory import Project
 from labjobs.errors import JobError, SettingsError, did_you_mean
 from labjobs.files import ENGINE, PROJECT, shown
@@ -98,6 +98,7 @@ def setting(usual: str) -> Arguments:
 
 JOB = argument("job", "a job's id, or the beginning of one", metavar="JOB")
 JSON = argument("--json", "print it as JSON", action="store_true")
+DRY_RUN = argument("--dry-run", "only print what would be removed", action="store_true")
 RUNS_ROOT = argument(
     "--runs-root", "folder with the jobs' folders (default: runs)", metavar="PATH", type=Path
 )
@@ -186,6 +187,24 @@ COMMANDS = {
         argument("source", "the folder, or an archive of it", metavar="FOLDER|ARCHIVE", type=Path)
         | number("--spot-check", "jobs to audit afterwards (default: 0)", 0),
         adopt.adopt,
+    ),
+    "disk": Command(
+        "print how much space each kind of file takes, and the largest jobs",
+        JSON,
+        lambda project, given: disk.print_disk(project, given.json),
+    ),
+    "clean": Command(
+        "remove what nothing needs: old checkpoints, caches, attempts given up, runs of find",
+        DRY_RUN | JSON,
+        disk.clean,
+    ),
+    "rm": Command(
+        "remove jobs from this disk and from the store",
+        argument("jobs", "a job's id, or the beginning of one", metavar="JOB", nargs="+")
+        | argument("--anyway", "even if a figure, a job or a search needs it", action="store_true")
+        | DRY_RUN
+        | JSON,
+        disk.remove_jobs,
     ),
     "docs": Command(
         "print a page about the engine, or the lines of all pages that have a word in them",

@@ -187,6 +187,14 @@ def asked() -> Iterator["MlflowClient"]:
         raise ConnectionError(f"{AWAY}: {mlflow_client.reason(error)}") from error
 
 
+def delete(runs: Iterable[str]) -> None:
+    """Delete some runs, which MLflow can restore. Raises ConnectionError."""
+    if ids := [*runs]:
+        with asked() as client:
+            for run in ids:
+                client.delete_run(run)
+
+
 # What a job or a sweep asks before it begins.
 
 

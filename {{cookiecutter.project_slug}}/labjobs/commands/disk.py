@@ -1,0 +1,236 @@
+"""`disk`: what takes how much; `clean`: removes what nothing needs any more; `rm`: removes jobs, on
+this disk and in the store. Symbolic links are not followed, and what runs is left alone.
+"""
+
+import argparse
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from labjobs import exit_status, layout, locks
+from labjobs.commands.inventory import JOB_ID, Job, Project
+from labjobs.errors import JobError, cause
+from labjobs.files import PROJECT, read_json, shown
+from labjobs.job import attempts, identity, runtime
+from labjobs.job.folder import JobFolder
+from labjobs.job.journal import record_of
+from labjobs.job.terminal import counted, leave
+from labjobs.tracking import courier, stored_jobs
+
+KINDS = {
+    layout.BEST: "best weights",
+    **dict.fromkeys(layout.CHECKPOINTS, "checkpoints"),
+    **dict.fromkeys((layout.PREDICTIONS, layout.LOGGED), "outputs"),
+    layout.BEFORE: "put aside",
+}
+"""What the files and folders of an attempt are."""
+
+OTHERS = "journals and records"
+
+BESIDE = (layout.CACHE, layout.SWEEPS, layout.EXPORTED, "mlflow.db", "mlruns")
+"""What else jobs leave in the project's folder."""
+
+REMOVED = ".removed-"
+"""How the name of a folder begins that is being removed."""
+
+LARGEST = 5
+"""How many jobs are named."""
+
+HEAD = 65_536
+"""Bytes of a journal in which its first tags are."""
+
+
+def print_disk(project: Project, as_json: bool) -> int:
+    """Print the space that each kind of file takes, and the largest jobs; return 0."""
+    kinds, jobs = Counter[str](), Counter[str]()
+    for path, size in _files(project.runs_root):
+        first, *rest = path.relative_to(project.runs_root).parts
+        own = JOB_ID.fullmatch(first)
+        jobs.update({first: size} if own else {})
+        kinds[KINDS.get((*rest, "", "")[1], OTHERS) if own else first] += size
+    kinds.update({name: sum(size for _, size in _files(PROJECT / name)) for name in BESIDE})
+    if as_json:
+        print(json.dumps({"total": kinds.total(), "kinds": kinds, "jobs": jobs}, indent=2))
+        return exit_status.DONE
+    for kind, size in (+kinds).most_common():
+        print(f"{_megabytes(size)}  {kind}")
+    for job, size in jobs.most_common(LARGEST):
+        print(f"{_megabytes(size)}  job {job}")
+    print(f"{_megabytes(kinds.total())}  in all, {counted(len(jobs), 'job')}")
+    return exit_status.DONE
+
+
+def _files(path: Path) -> Iterator[tuple[Path, int]]:
+    """The files in a folder, or a file, with the bytes that each takes on the disk."""
+    files = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+    for file in files if path.is_dir() else [path]:
+        with suppress(OSError):
+            yield file, file.lstat().st_blocks * 512
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:12,.1f} MB"
+
+
+class Useless(NamedTuple):
+    """Something to remove: where it is, why, the attempts that must not run meanwhile, and the job
+    whose runs in the store go too."""
+
+    path: Path
+    why: str
+    attempts: Sequence[Path] = ()
+    job: Job | None = None
+
+    def remove(self, project: Project) -> None:
+        """Remove it. Raises JobError if it is a link, or if an attempt runs, FileNotFoundError if
+        somebody else has removed it, OSError, ConnectionError."""
+        if self.path.is_symlink():
+            raise JobError("it is a link, which is not followed")
+        with ExitStack() as held:
+            for attempt in self.attempts:
+                uploads = locks.held(attempt / layout.COURIER_LOCK)
+                lock = None if uploads else locks.take(attempt / layout.LOCK)
+                if not lock:
+                    raise JobError("it is running")
+                held.enter_context(lock)
+            if self.job:
+                known = project.view.known
+                if known.problem:
+                    raise ConnectionError(known.problem)
+                stored_jobs.delete(run["run_id"] for run in known.runs.get(self.job.id, []))
+            if not self.path.is_dir():
+                self.path.unlink(missing_ok=bool(self.job))
+            elif not self.attempts:
+                shutil.rmtree(self.path)
+            else:  # renamed first, so that no job begins in half a folder
+                aside = project.runs_root / f"{REMOVED}{uuid4().hex}"
+                (aside / self.path.parent.name).mkdir(parents=True)
+                try:
+                    self.path.rename(aside / self.path.parent.name / self.path.name)
+                finally:
+                    shutil.rmtree(aside)
+
+
+def _remove(project: Project, found: Iterable[Useless], given: argparse.Namespace) -> int:
+    """Remove what was found, or with --dry-run say what would be; return the exit status: 1 if
+    something had to be left."""
+    removed, left = list[dict[str, Any]](), list[dict[str, Any]]()
+    for each in found:
+        size = sum(size for _, size in _files(each.path))
+        about = {"path": shown(each.path), "why": each.why, "bytes": size}
+        with suppress(FileNotFoundError):  # somebody else was first
+            try:
+                if not given.dry_run:
+                    each.remove(project)
+                removed.append(about)
+            except (JobError, PermissionError, ConnectionError) as error:
+                left.append(about | {"left": cause(error)})
+    total = sum(row["bytes"] for row in removed)
+    if given.json:
+        print(json.dumps({"bytes": total, "removed": removed, "left": left}, indent=2))
+    else:
+        for row in removed:
+            print(f"{_megabytes(row['bytes'])}  {row['path']}: {row['why']}")
+        print(f"{_megabytes(total)}  {'would be removed' if given.dry_run else 'removed'}")
+    for row in left:
+        leave(exit_status.FAILED, f"jobs.py: {row['path']} was left: {row['left']}")
+    return exit_status.FAILED if left else exit_status.DONE
+
+
+# `clean`.
+
+
+def clean(project: Project, given: argparse.Namespace) -> int:
+    """Remove what no job, figure, `repeat` or longer job needs; return the exit status."""
+    return _remove(project, _clutter(project), given)
+
+
+def _clutter(project: Project) -> Iterator[Useless]:
+    for path in sorted(project.runs_root.glob(f"{REMOVED}*")):
+        yield Useless(path, "left when a removal was interrupted")
+    busy = False
+    for job in project.all():
+        own = [] if (project.runs_root / job.id).is_symlink() else _own(job)
+        if any(locks.held(path / layout.LOCK) for path in own):
+            busy = True
+        elif own and all(map(_measured, own)):
+            yield Useless(project.runs_root / job.id, "measured for find", own, job)
+        else:
+            for attempt in own:
+                yield from _outdated(job, attempt)
+    cache = PROJECT / layout.CACHE
+    if cache.is_dir() and not cache.is_symlink() and not busy:
+        yield Useless(cache, "compiled code, made again when it is needed")
+
+
+def _own(job: Job) -> list[Path]:
+    """The attempts at a job that are no links."""
+    return [path for path in job.attempts if not path.is_symlink()]
+
+
+def _measured(attempt: Path) -> bool:
+    """Whether `find` has run a job, as the first lines of its journal say."""
+    with suppress(OSError), (attempt / layout.JOURNAL).open("rb") as file:
+        return f'"{runtime.TAG}": "find '.encode() in file.read(HEAD)
+    return False
+
+
+def _outdated(job: Job, attempt: Path) -> Iterator[Useless]:
+    status, present = attempts.status_of(attempt), job.folder.path if job.folder else attempt
+    goes_on = record_of(attempt, layout.TRAINED).get(attempts.GOES_ON, True)
+    if status == "finished" and not goes_on and courier.delivered(attempt):
+        for path in (attempt / name for name in layout.CHECKPOINTS):
+            if path.exists():
+                yield Useless(path, "a checkpoint that no longer job can use", [attempt])
+    given_up = status in ("", "failed", "interrupted") and attempt != present
+    if given_up and attempts.status_of(present) == "finished":
+        why = "given up: the job has finished with the present code and data"
+        yield Useless(attempt, why, [attempt])
+
+
+# `rm`.
+
+
+def remove_jobs(project: Project, given: argparse.Namespace) -> int:
+    """Remove jobs, here and in the store; return the exit status: 1 without removing any if one is
+    needed. Raises SettingsError for an unknown job."""
+    jobs = {job.id: job for job in map(project.one, given.jobs)}
+    needs = [] if given.anyway else [*_needs(project, jobs)]
+    for job, what in needs:
+        line = f"jobs.py: job {job} is needed by {what}; --anyway removes it nevertheless"
+        leave(exit_status.FAILED, line)
+    if needs:
+        return exit_status.FAILED
+    whole = (
+        Useless(project.runs_root / job.id, job.words, _own(job), job) for job in jobs.values()
+    )
+    return _remove(project, whole, given)
+
+
+def _needs(project: Project, jobs: Collection[str]) -> Iterator[tuple[str, str]]:
+    """What needs some jobs, each with the job."""
+    records = (path for name in ("figures", "tables") for path in (PROJECT / name).glob("*.json"))
+    for record in sorted(records):
+        for job in sorted({*jobs} & {*map(str, read_json(record).get("jobs", []))}):
+            yield job, shown(record.with_suffix(""))
+    every = {job.id: job.folder for job in project.all() if job.folder}
+    for other, folder in every.items():
+        if other in jobs:
+            continue
+        for job in sorted({*jobs} & {*map(str, identity.inputs(folder.settings))}):
+            yield job, f"job {other}, which is derived from it"
+        status = folder.outcome().get("status")
+        if status == "stopped" or (status == "paused" and folder.drawn):
+            alike = (job for job in jobs if job in every and _search(every[job]) == _search(folder))
+            yield from ((job, f"job {other}, which a search has {status}") for job in alike)
+
+
+def _search(job: JobFolder[Any]) -> tuple[object, ...]:
+    """The script of a job and the search that has drawn it, if one has."""
+    return job.script, job.drawn.get("seed"), job.drawn.get("ranges")
