@@ -234,7 +234,7 @@ def test_sync_asks_the_store(jobs, loss):
 
 CHANGES = (
     "DELETE FROM metrics WHERE rowid = (SELECT rowid FROM metrics ORDER BY random() LIMIT 1)",
-    "UPDATE metrics SET value = value + 1 WHERE rowid = "
+    "UPDATE OR IGNORE metrics SET value = value + 1 WHERE rowid = "
     "(SELECT rowid FROM metrics ORDER BY random() LIMIT 1)",
     "INSERT OR IGNORE INTO metrics SELECT key, value, timestamp + 1, run_uuid, step, is_nan "
     "FROM metrics ORDER BY random() LIMIT 1",

@@ -39,9 +39,6 @@ from labjobs.tracking.stored_jobs import StoredJob, fresh_value
 
 # What is known of one attempt at a job: its code, when and where it ran, and its results.
 
-AUDITED = ("status", "said", "conditions", "until", "on")
-"""The fields of audit.json that say what `jobs.py audit` last found."""
-
 RESULTS = ("test_", "best_")
 """How the metrics begin that a job logs at its end."""
 
@@ -57,7 +54,6 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
     about = journal.record_of(path, layout.SETTINGS)
     outcome = journal.record_of(path, layout.OUTCOME)
     sent = read_record(path / layout.SENT)
-    audit = journal.record_of(path, layout.AUDIT)
     tags: dict[str, str] = {}
     metrics: dict[str, float] = {}
     problem = ""
@@ -80,7 +76,7 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
         "data_root": str(outcome.get("data_root", "")),
         "folder": str(path),
         "run_id": str(sent.get("run", "")) if sent.get("store") == fingerprint() else "",
-        "audit": {name: audit[name] for name in AUDITED if name in audit},
+        "audit": journal.record_of(path, layout.AUDIT),
         "problem": problem,
     }
 

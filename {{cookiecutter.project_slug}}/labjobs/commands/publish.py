@@ -102,6 +102,8 @@ def sha256(path: Path) -> str:
 def _attempt(job_id: str, job: inventory.Job | None) -> Recorded:
     """The finished attempt that counts. Raises JobError if it has none here."""
     try:
+        if not job or not job.attempts:
+            raise JobError("it has not run in this folder of runs")
         return repeat.finished(job)
     except JobError as error:
         raise JobError(f"job {job_id} cannot be published: {error}") from None

@@ -14,7 +14,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from labjobs import exit_status, layout
 from labjobs.commands.inventory import Job, Project
@@ -31,21 +30,16 @@ def repeat_jobs(project: Project, given: argparse.Namespace) -> int:
 
     Raises SettingsError if a job or a figure does not exist.
     """
-    found = _outcomes(named(project, given.what), given, _repeat)
-    if given.json:
-        print(json.dumps(found, indent=2))
-    return _status(found)
+    return _all(named(project, given.what), _repeat, given)
 
 
-def _repeat(job: Job | None, folder: Path) -> Repeated:
+def _repeat(job: Job, folder: Path) -> Repeated:
     return repeated(finished(job), folder)
 
 
-def finished(job: Job | None) -> Recorded:
+def finished(job: Job) -> Recorded:
     """Return the finished attempt that counts: the one with the present code, or else the latest.
     Raises JobError if there is none."""
-    if not job or not job.attempts:
-        raise JobError("it has not run in this folder of runs")
     ended = [path for path in job.attempts if attempts.status_of(path) == "finished"]
     if not ended:
         raise JobError("it has not finished")
@@ -56,50 +50,41 @@ def finished(job: Job | None) -> Recorded:
 USUAL = "3"
 """How many jobs are audited, if it is not said."""
 
-COUNT = re.compile("[0-9]{1,4}")
+COUNT = re.compile("[0-9]{1,3}")
 """A number of jobs; the beginning of an id that is a number needs more digits."""
 
 
 def audit_jobs(project: Project, given: argparse.Namespace) -> int:
-    """Audit jobs, by default a few that are drawn at random, note what was found with each, and
-    print it; return the exit status, 0 if all are the same.
+    """Audit jobs that are named, or drawn at random, note what was found with each, and print it;
+    return the exit status, 0 if all are the same.
 
     Raises SettingsError if a job or a figure does not exist, JobError if none can be drawn.
     """
-    drawn: dict[str, Any] = {}
     if len(given.what) > 1 or not COUNT.fullmatch(given.what[0]):
-        jobs = named(project, given.what)
-    else:
-        every = {job.id: job for job in project.all() if _counts(job)}
-        if not every:
-            raise JobError("no job here has finished with the present code and data")
-        seed = random.randrange(10_000) if given.seed is None else given.seed
-        chosen = random.Random(seed).sample(sorted(every), min(int(given.what[0]), len(every)))
-        jobs, drawn = {job: every[job] for job in chosen}, {"of": len(every), "seed": seed}
-        if not given.json:
-            print(f"{len(jobs)} of {counted(len(every), 'finished job')}, drawn by --seed {seed}")
-    found = _outcomes(jobs, given, _audit)
-    if given.json:
-        print(json.dumps({**drawn, "jobs": found}, indent=2))
-    return _status(found)
+        return _all(named(project, given.what), _audit, given)
+    every: dict[str, Job | None] = {
+        job.id: job
+        for job in project.all()
+        if job.folder and attempts.status_of(job.folder.path) == "finished"
+    }
+    if not every:
+        raise JobError("no job here has finished with the present code and data")
+    seed = random.randrange(10_000) if given.seed is None else given.seed
+    drawn = random.Random(seed).sample(sorted(every), min(int(given.what[0]), len(every)))
+    if not given.json:
+        print(f"{len(drawn)} of {counted(len(every), 'finished job')}, drawn by --seed {seed}")
+    return _all({job: every[job] for job in drawn}, _audit, given, of=len(every), seed=seed)
 
 
-def _counts(job: Job) -> bool:
-    """Whether a job has finished here with the present code and data."""
-    return bool(job.folder and attempts.status_of(job.folder.path) == "finished")
-
-
-def _audit(job: Job | None, folder: Path) -> Repeated:
+def _audit(job: Job, folder: Path) -> Repeated:
     """Run the attempt that counts again, from the present code, and note what was found."""
-    if not job or not job.attempts:
-        raise JobError("it has not run in this folder of runs")
     if not job.folder:
         raise JobError(job.problem)
     if change := job.folder.evidence.change:
         raise JobError(f"from other code or data ({change}); repeat runs its stored code")
-    if not _counts(job):
-        raise JobError("it has not finished")
     before = Recorded(job.folder.path)
+    if attempts.status_of(before.path) != "finished":
+        raise JobError("it has not finished")
     found = repeated(before, folder, job.folder, whole=len(before.evaluated) < 2)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     note = record({"schema": 1, "id": job.id, **found._asdict(), "on": now})
@@ -111,12 +96,13 @@ def _audit(job: Job | None, folder: Path) -> Repeated:
     return found
 
 
-def _outcomes(
+def _all(
     jobs: Mapping[str, Job | None],
+    run: Callable[[Job, Path], Repeated],
     given: argparse.Namespace,
-    run: Callable[[Job | None, Path], Repeated],
-) -> list[dict[str, Any]]:
-    """Run jobs again in a temporary folder, and return what came of it, for JSON, or print it."""
+    **drawn: int,
+) -> int:
+    """Run jobs again in a temporary folder, and print what came of each; return the exit status."""
     found: dict[str, Repeated] = {}
     Interruption().listen()
     with TemporaryDirectory(prefix="repeat-", ignore_cleanup_errors=True) as folder:
@@ -124,6 +110,8 @@ def _outcomes(
             if not given.json:
                 print(f"{given.command}ing job {job_id}: {job.words if job else ''}", flush=True)
             try:
+                if not job or not job.attempts:
+                    raise JobError("it has not run in this folder of runs")
                 found[job_id] = run(job, Path(folder))
             except (JobError, OSError) as error:
                 found[job_id] = Repeated("not repeated", cause(error))
@@ -131,15 +119,14 @@ def _outcomes(
             if not given.json:
                 how = "" if until is None else f" {found[job_id].how}"
                 print("\n  ".join([f"job {job_id}: {status}{how}: {said}", *conditions]))
-    if not given.json:
+    if given.json:
+        plain = [{"job": job_id, **each._asdict()} for job_id, each in found.items()]
+        print(json.dumps({**drawn, "jobs": plain} if drawn else plain, indent=2))
+    else:
         count = Counter(each.status for each in found.values())
         said = ", ".join(f"{count[word]} {word}" for word in ("same", "different", "not repeated"))
         print(f"{counted(len(found), 'job')}: {said}")
-    return [{"job": job_id, **each._asdict()} for job_id, each in found.items()]
-
-
-def _status(found: Iterable[Mapping[str, Any]]) -> int:
-    same = all(each["status"] == "same" for each in found)
+    same = all(each.status == "same" for each in found.values())
     return exit_status.DONE if same else exit_status.FAILED
 
 

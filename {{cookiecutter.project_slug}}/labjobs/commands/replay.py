@@ -48,6 +48,11 @@ class Recorded:
         """The id of the job."""
         return self.path.parent.name
 
+    @property
+    def name(self) -> str:
+        """What it is called on the command line."""
+        return f"{self.job}/{self.path.name}"
+
     @cached_property
     def about(self) -> Mapping[str, Any]:
         """What settings.json holds."""
@@ -116,10 +121,10 @@ class Recorded:
         if why:
             raise JobError(f"its data cannot be checked: {why}")
 
-    def flags(self, job: JobFolder[Any] | None = None) -> list[str]:
-        """Return its settings and those flags that can change bits, as on the command line. With
-        today's folder of the job, its settings have today's names, and its data lies where it does
-        now."""
+    def flags(self, job: JobFolder[Any] | None = None, until: int | None = None) -> list[str]:
+        """Return its settings and those flags that can change bits, as on the command line; it is
+        to pause at a step, if it trains. With today's folder of the job, its settings have today's
+        names, and its data lies where it does now."""
         recorded = self.about.get("runtime", {})
         words = {**(identity(job.settings) if job else self.about["settings"])}
         words |= {name: value for name, value in recorded.items() if name in runtime.MATTER}
@@ -129,6 +134,8 @@ class Recorded:
         words["data_root"] = (job.places if job else data_evidence.last_places(self.path)).data_root
         if self.tag("device") == "cpu":
             words["device"] = "cpu"
+        if until and words.keys() & {*runtime.LENGTHS}:
+            words["pause_after"] = until
         return [f"{option(name)}={as_text(value)}" for name, value in words.items()]
 
 
@@ -159,16 +166,16 @@ def repeated(
     """
     before.check(job)
     # An evaluation in the background is logged some steps later.
-    lines = before.lines if whole else before.lines[: next(iter(before.evaluated), -1) + 1]
+    ends = len(before.lines) if whole else next(iter(before.evaluated), len(before.lines)) + 1
+    lines = before.lines[:ends]
     until = None if whole else max((line.get("step", 0) for line in lines), default=0)
     if not (was := curve_points(lines)):
         raise JobError("its journal has nothing to compare with")
-    code = CODE if job else _write_code(before, folder / "code" / before.job)
+    code = CODE if job else write_code(before, folder / "code" / before.job)
     # Another job may have needed this one, with another attempt.
     shutil.rmtree(folder / "runs" / before.job, ignore_errors=True)
-    _copy_inputs(before, folder / "runs")
-    flags = [*before.flags(job), *([f"--pause-after={until}"] if until else [])]
-    after = _replay(before, code, flags, folder)
+    copy_inputs(before, folder / "runs")
+    after = run_again(before, code, before.flags(job, until), folder)
     now = curve_points(after.lines)
     if job:
         now = {point: now[point] for point in was if point in now}
@@ -177,14 +184,13 @@ def repeated(
         difference = "{1} at step {0} was {2} and is now {3}".format(*found)
     elif whole:
         arrays, difference = compare_outputs(before.path, after.path)
-    same = ", ".join(
-        f"{n} {what}" for what, n in {"points of the curves": len(was), **arrays}.items()
-    )
+    same = {"points of the curves": len(was), **arrays}
+    said = difference or ", ".join(f"{n} {what}" for what, n in same.items())
     status = "different" if difference else "same"
-    return Repeated(status, difference or same, _conditions(before, after), until)
+    return Repeated(status, said, _conditions(before, after), until)
 
 
-def _write_code(attempt: Recorded, folder: Path) -> Path:
+def write_code(attempt: Recorded, folder: Path) -> Path:
     """Write the code of an attempt and its engine into a folder, and return it. Raises JobError if
     a copy is missing, or is not what was stored."""
     for archive in (attempt.copy(CODE_COPY), attempt.copy(ENGINE_COPY)):
@@ -204,7 +210,7 @@ def _write_code(attempt: Recorded, folder: Path) -> Path:
     return folder
 
 
-def _copy_inputs(attempt: Recorded, runs: Path) -> None:
+def copy_inputs(attempt: Recorded, runs: Path) -> None:
     """Copy the attempts that an attempt is derived from, and those that they are derived from, with
     the lists of what they have read. Raises JobError if one is missing."""
     kept = attempt.path.parent.parent
@@ -215,10 +221,10 @@ def _copy_inputs(attempt: Recorded, runs: Path) -> None:
         shutil.copytree(source, runs / job / name, dirs_exist_ok=True)
         if (kept / layout.DATA_LISTS).is_dir():
             shutil.copytree(kept / layout.DATA_LISTS, runs / layout.DATA_LISTS, dirs_exist_ok=True)
-        _copy_inputs(Recorded(source), runs)
+        copy_inputs(Recorded(source), runs)
 
 
-def _replay(attempt: Recorded, code: Path, flags: Sequence[str], temporary: Path) -> Recorded:
+def run_again(attempt: Recorded, code: Path, flags: Sequence[str], temporary: Path) -> Recorded:
     """Run the script of an attempt again, as it is in the folder `code`; return the new attempt,
     which like all that is written lies in a temporary folder.
 
