@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from labjobs import exit_status, layout, locks
 from labjobs.commands.inventory import JOB_ID, Job, Project
-from labjobs.errors import JobError, cause
+from labjobs.errors import JobError, cause, few
 from labjobs.files import PROJECT, read_json, shown
 from labjobs.job import attempts, identity, runtime
 from labjobs.job.folder import JobFolder
@@ -201,9 +201,12 @@ def remove_jobs(project: Project, given: argparse.Namespace) -> int:
     """Remove jobs, here and in the store; return the exit status: 1 without removing any if one is
     needed. Raises SettingsError for an unknown job."""
     jobs = {job.id: job for job in map(project.one, given.jobs)}
-    needs = [] if given.anyway else [*_needs(project, jobs)]
-    for job, what in needs:
-        line = f"jobs.py: job {job} is needed by {what}; --anyway removes it nevertheless"
+    needs: dict[str, list[str]] = {}
+    for job_id, what in () if given.anyway else _needs(project, jobs):
+        needs.setdefault(job_id, []).append(what)
+    for job_id, every in needs.items():
+        what = few(every, LARGEST)
+        line = f"jobs.py: job {job_id} is needed by {what}; --anyway removes it nevertheless"
         leave(exit_status.FAILED, line)
     if needs:
         return exit_status.FAILED

@@ -209,7 +209,7 @@ def _write_page(part: Path, every: Iterable[Recorded], drawn: list[Path]) -> Non
 def _traces(path: Path) -> list[str]:
     """What a published file says of this user and this machine."""
     words = [str(PROJECT), str(Path.home()), platform.node(), user()]
-    long = "|".join(re.escape(word) for word in words if len(word) > 3)
+    long = "|".join(re.escape(word) for word in words if len(word) > 3 and word != "root")
     return sorted({*re.findall(rf"(?<![\w.-])(?:{long})(?![\w-])", _text(path))})
 
 
