@@ -189,7 +189,7 @@ def test_diff_of_two_attempts_shows_definitions_and_not_files(jobs):
     best = [min(float(v) for _, v in curves_in(path)["val_loss"]) for path in (old, new)]
     assert loss == pytest.approx(best[1] - best[0])
     said = one_line(jobs.do("diff", f"{jobs.mlp}/x", jobs.mlp), 2)
-    assert "which attempt? " in said and old.name in said and new.name in said
+    assert "which attempt? It has " in said and old.name in said and new.name in said
 
 
 def test_diff_of_groups_has_intervals_over_seeds(fresh):
@@ -418,18 +418,21 @@ def test_rm_removes_jobs_here_and_in_the_store_unless_something_needs_them(jobs)
     before, runs = snapshot(folder), project.runs(jobs.mlp)
     refused = jobs.do("rm", jobs.mlp)
     assert refused.returncode == 1
-    assert f"job {jobs.mlp} is needed by figures/learning-curves; --anyway" in refused.stderr
-    assert f"is needed by job {derived}, which is derived from it" in refused.stderr
+    needs = f"job {derived}, which is derived from it, figures/cost-accuracy, "
+    assert f"job {jobs.mlp} is needed by {needs}" in refused.stderr
+    assert refused.stderr.endswith("more; --anyway removes it nevertheless\n")
     jobs.lines("rm", jobs.mlp, "--anyway", "--dry-run")
     with locks.take(project.folder(jobs.mlp) / "lock"):
         running = one_line(jobs.do("rm", jobs.mlp, "--anyway"), 1)
-    assert running.endswith("was left: it is running")
+    assert running.endswith("was left: it is in use")
     assert snapshot(folder) == before and project.runs(jobs.mlp) == runs
     (row,) = jobs.json("rm", derived)["removed"]
     assert row["path"] == f"runs/{derived}" and project.runs(derived) == []
     jobs.lines("rm", jobs.mlp, "--anyway")
     assert [*jobs.states()] == [jobs.convnet] and not (folder / jobs.mlp).exists()
     assert "there is no job" in one_line(jobs.do("rm", jobs.mlp), 2)
+    away = one_line(jobs.do("rm", jobs.convnet, MLFLOW_TRACKING_URI="http://127.0.0.1:9"), 1)
+    assert away.endswith("; nothing was removed") and (folder / jobs.convnet).exists()
 
 
 def test_rm_leaves_what_a_link_leads_to(jobs, tmp_path):

@@ -123,8 +123,9 @@ def side(project: Project, given: str) -> Side:
     counts = [job.latest] if job.latest in job.attempts else []
     named = [path for path in job.attempts if path.name.startswith(begins)] if begins else counts
     if len(named) != 1:
-        here = few((path.name for path in job.attempts), MOST) or "none"
-        raise SettingsError(f"{given}: which attempt? job {job.id} has in this folder: {here}")
+        here = few((path.name for path in job.attempts), MOST)
+        which = f"which attempt? It has {here}" if here else "it has not run in this folder of runs"
+        raise SettingsError(f"{given}: job {job.id}: {which}")
     return Side(given, [(job, Recorded(path)) for path in named if path])
 
 

@@ -18,7 +18,7 @@ from labjobs.commands.inventory import JOB_ID, Job, Project
 from labjobs.errors import JobError, cause, few
 from labjobs.files import PROJECT, read_json, shown
 from labjobs.job import attempts, identity, runtime
-from labjobs.job.folder import JobFolder
+from labjobs.job.folder import JobFolder, owner_of
 from labjobs.job.journal import record_of
 from labjobs.job.terminal import counted, leave
 from labjobs.tracking import courier, stored_jobs
@@ -88,8 +88,8 @@ class Useless(NamedTuple):
     job: Job | None = None
 
     def remove(self, project: Project) -> None:
-        """Remove it. Raises JobError if it is a link, or if an attempt runs, FileNotFoundError if
-        somebody else has removed it, OSError, ConnectionError."""
+        """Remove it. Raises JobError if it is a link or in use, FileNotFoundError if somebody else
+        has removed it, OSError, ConnectionError."""
         if self.path.is_symlink():
             raise JobError("it is a link, which is not followed")
         with ExitStack() as held:
@@ -97,12 +97,14 @@ class Useless(NamedTuple):
                 uploads = locks.held(attempt / layout.COURIER_LOCK)
                 lock = None if uploads else locks.take(attempt / layout.LOCK)
                 if not lock:
-                    raise JobError("it is running")
+                    raise JobError("it is in use")
                 held.enter_context(lock)
             if self.job:
-                known = project.view.known
+                known, folder = project.view.known, self.job.folder
                 if known.problem:
                     raise ConnectionError(known.problem)
+                if folder and (host := known.host(folder, owner_of(folder.path))):
+                    raise JobError(f"it is running on {host}")
                 stored_jobs.delete(run["run_id"] for run in known.runs.get(self.job.id, []))
             if not self.path.is_dir():
                 self.path.unlink(missing_ok=bool(self.job))
@@ -124,13 +126,15 @@ def _remove(project: Project, found: Iterable[Useless], given: argparse.Namespac
     for each in found:
         size = sum(size for _, size in _files(each.path))
         about = {"path": shown(each.path), "why": each.why, "bytes": size}
-        with suppress(FileNotFoundError):  # somebody else was first
-            try:
-                if not given.dry_run:
-                    each.remove(project)
-                removed.append(about)
-            except (JobError, PermissionError, ConnectionError) as error:
-                left.append(about | {"left": cause(error)})
+        try:
+            if not given.dry_run:
+                each.remove(project)
+            removed.append(about)
+        except FileNotFoundError:  # somebody else was first
+            continue
+        except (JobError, OSError) as error:
+            said = str(error) if isinstance(error, ConnectionError) else cause(error)
+            left.append(about | {"left": said})
     total = sum(row["bytes"] for row in removed)
     if given.json:
         print(json.dumps({"bytes": total, "removed": removed, "left": left}, indent=2))
@@ -199,8 +203,10 @@ def _outdated(job: Job, attempt: Path) -> Iterator[Useless]:
 
 def remove_jobs(project: Project, given: argparse.Namespace) -> int:
     """Remove jobs, here and in the store; return the exit status: 1 without removing any if one is
-    needed. Raises SettingsError for an unknown job."""
+    needed. Raises SettingsError for an unknown job, ConnectionError if the store is away."""
     jobs = {job.id: job for job in map(project.one, given.jobs)}
+    if problem := project.view.known.problem:
+        raise ConnectionError(f"{problem}; nothing was removed")
     needs: dict[str, list[str]] = {}
     for job_id, what in () if given.anyway else _needs(project, jobs):
         needs.setdefault(job_id, []).append(what)
@@ -218,10 +224,6 @@ def remove_jobs(project: Project, given: argparse.Namespace) -> int:
 
 def _needs(project: Project, jobs: Collection[str]) -> Iterator[tuple[str, str]]:
     """What needs some jobs, each with the job."""
-    records = (path for name in ("figures", "tables") for path in (PROJECT / name).glob("*.json"))
-    for record in sorted(records):
-        for job in sorted({*jobs} & {*map(str, read_json(record).get("jobs", []))}):
-            yield job, shown(record.with_suffix(""))
     every = {job.id: job.folder for job in project.all() if job.folder}
     for other, folder in every.items():
         if other in jobs:
@@ -232,6 +234,10 @@ def _needs(project: Project, jobs: Collection[str]) -> Iterator[tuple[str, str]]
         if status == "stopped" or (status == "paused" and folder.drawn):
             alike = (job for job in jobs if job in every and _search(every[job]) == _search(folder))
             yield from ((job, f"job {other}, which a search has {status}") for job in alike)
+    records = (path for name in ("figures", "tables") for path in (PROJECT / name).glob("*.json"))
+    for record in sorted(records):
+        for job in sorted({*jobs} & {*map(str, read_json(record).get("jobs", []))}):
+            yield job, shown(record.with_suffix(""))
 
 
 def _search(job: JobFolder[Any]) -> tuple[object, ...]:
