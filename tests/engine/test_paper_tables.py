@@ -222,3 +222,11 @@ def test_costs_count_whatever_became_of_jobs(store):
     table = paper_tables.cost(tables.jobs("cost"))
     assert [column.title for column in table.columns] == ["jobs", "CPU (h)", "examples/s"]
     assert [cell.text for cell in table.total] == ["3", "3.5", ""]
+
+
+def test_a_table_that_is_higher_than_the_page_is_refused(tmp_path):
+    rows = {str(number): [paper_tables.Cell("0.5")] for number in range(60)}
+    table = paper_tables.Table("lr", [paper_tables.Column("test accuracy")], rows)
+    with pytest.raises(Misprint, match=r"^10 in high, and the page has 9; leave rows out"):
+        table_files.save(table, tmp_path / "main", "", {}, ICML)
+    assert not [*tmp_path.iterdir()]

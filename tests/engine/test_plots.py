@@ -320,3 +320,48 @@ def test_costs_of_any_size_have_numbers_that_do_not_overlap(most, spread):
     plots.costs(ax, series, "cost", HIGHER, style.looks(series))
     figures.legend(fig)
     assert print_check.check(fig, ICML) == []
+
+
+def test_ratios_have_no_unit():
+    for metric, label in (
+        (LOG, "ratio of validation error"),
+        (LOWER, "difference in validation e"),
+    ):
+        _, ax = figures.figure()
+        figures.difference_axis(ax.xaxis, metric)
+        assert ax.get_xlabel().replace("\n", " ").startswith(label)
+        assert "mm" not in ax.get_xlabel()
+
+
+def test_what_is_beyond_an_axis_was_drawn():
+    values = {"a": results(HIGHER, 0.2, 0.8, 0.8), "b": results(HIGHER, 0.7, 0.75, 0.8)}
+    for points, said in ((False, ""), (True, figures.CUT)):
+        _, ax = figures.figure()
+        ax.plot([0, 1], [0.6, 0.75], "o")
+        if points:
+            ax.plot([0, 1], [0.0, 1.0])
+        assert figures.limit_to_intervals(ax.yaxis, values.values(), HIGHER) in ("", said)
+
+
+def test_intervals_of_differences_are_seen_whole():
+    each = {"base": [0.5, 0.6, 0.7], "other": [0.6, 0.5, 0.65]}
+    found = samples.differences({n: results(LOWER, *v) for n, v in each.items()}, "base")
+    _, ax = figures.rows([*found], 0.3)
+    plots.differences(ax, found, LOWER)
+    low, high = found["other"].estimate.interval[1:]
+    assert low < -4 * abs(found["other"].estimate.mean)
+    assert figures.limit_to_differences(ax.xaxis, found.values(), LOWER) == ""
+    assert ax.get_xlim()[0] < low < high < ax.get_xlim()[1]
+
+
+def test_long_names_below_a_map_make_the_figure_higher():
+    names = ["0a72aa178ea7", "1b72aa178ea8:last", "none, as from the start"]
+    table = jobs(LOWER, x=names * 2, y=[0.1, 0.2, 0.3] * 2)
+    fig, ax = figures.rows(["a", "b"], 0.4)
+    plots.heatmap(ax, {"a": table[:3], "b": table[3:]}, "x", LOWER)
+    assert print_check.check(fig, ICML) == []
+    assert ax.get_position().height * fig.get_figheight() > 0.7
+    _, ax = figures.rows(["a", "b"], 0.4)
+    with pytest.raises(NoResults, match="is too long a name for a figure"):
+        table["x"] = [f"{name} {'x' * 60}" for name in table["x"]]
+        plots.heatmap(ax, {"a": table[:3], "b": table[3:]}, "x", LOWER)

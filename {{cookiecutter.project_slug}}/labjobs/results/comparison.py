@@ -54,12 +54,8 @@ class Comparison:
     jobs: "pd.DataFrame"
     metric: Measured
     parts: list[list[str]]
-    along: list[str]
-    """Settings that are an axis."""
-
-    chosen: str
-    """A sentence about the settings that were chosen; empty if none was."""
-
+    along: list[str]  # settings that are an axis
+    chosen: str  # a sentence about the settings that were chosen; empty if none was
     among: str = ""
     """Among how many values they were chosen, `2` or `4–9`."""
 
@@ -141,7 +137,7 @@ class Comparison:
     @property
     def repeats(self) -> str:
         """What means and intervals are based on: `mean of 3 seeds, 95% t interval`."""
-        by = splits(self.jobs)
+        by = [name for name in varying_repeats(self.jobs) if name in SPLITS]
         counts = [combinations(jobs, by) if by else len(jobs) for jobs in self._alike]
         if self.among or max(counts) < NEEDED:
             return self.means
@@ -239,11 +235,6 @@ def apart(reference: str, found: Mapping[str, Difference], metric: Measured) -> 
 
 def _listed(names: Sequence[str]) -> str:
     return "; ".join(names) if len(names) <= MOST else f"{len(names)} settings"
-
-
-def splits(jobs: "pd.DataFrame") -> list[str]:
-    """Return the settings by which the jobs split the examples in several ways."""
-    return [name for name in varying_repeats(jobs) if name in SPLITS]
 
 
 def compare(

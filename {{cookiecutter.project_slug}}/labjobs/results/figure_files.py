@@ -55,8 +55,7 @@ METADATA = {"pdf": "Subject", "png": "Description", "svg": "Description", "tiff"
 """The formats of images, and the field for provenance in the metadata of each, by matplotlib's
 name, or Pillow's for TIFF."""
 
-KINDS = (*METADATA, "tex", "json")
-"""The files that a figure can have."""
+KINDS = (*METADATA, "tex", "json")  # the files that a figure can have
 
 TIMES = {"pdf": "CreationDate", "svg": "Date"}
 """The time of drawing, which would change the bytes of the same figure."""
@@ -65,11 +64,8 @@ AS_WRITTEN: Any = {"pdf.fonttype": 42, "savefig.bbox": None}
 """matplotlib's rcParams that keep the printed size and the fonts, whatever a figure's function has
 set: TrueType fonts, which publishers ask for, and the whole page."""
 
-OLD = "old"
-"""The folder, beside the figures, for those that are no longer drawn."""
-
-MARK = "provenance: "
-"""What provenance in the metadata begins with."""
+OLD = "old"  # the folder, beside the figures, for those that are no longer drawn
+MARK = "provenance: "  # what provenance in the metadata begins with
 
 UNESCAPED = " !\"#$'*+,/:;=?@[]^`{|}"
 """The characters besides letters and digits that metadata of every format has as they are."""

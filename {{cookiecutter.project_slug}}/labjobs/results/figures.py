@@ -31,32 +31,19 @@ if TYPE_CHECKING:
 
     from labjobs.results.comparison import Curves
 
-LEADING = 1.2
-"""Ratio of the height of a line of text to its size."""
+LEADING = 1.2  # ratio of the height of a line of text to its size
+LINES = 3  # the largest number of lines of a row's name, if a wider figure can avoid more
+BESIDE = 3  # room that a legend takes beside its labels, in sizes of their text
 
-LINES = 3
-"""The largest number of lines of a row's name, if a wider figure can avoid more."""
+LOWEST = 1.45  # inches of a figure of rows, so that its labels take less than a third of it
 
-BESIDE = 3
-"""Room that a legend takes beside its labels, in sizes of their text."""
+ACROSS, PANEL = 3, 2.1  # panels in a row, at most, and their height in inches
 
-LOWEST = 1.45
-"""Inches of a figure of rows, at least, so that its axis of values takes a third of it at most."""
+LABEL, TALL = 0.62, 0.72  # fractions of a panel's width and height that a label's line may take
 
-ACROSS, PANEL = 3, 2.1
-"""Panels in a row, at most, and their height in inches."""
-
-LABEL, TALL = 0.62, 0.72
-"""Fractions of a panel's width and height that a line of its label may take."""
-
-DIRECT = 4
-"""The largest number of lines that are named at their ends instead of in a legend."""
-
-NAME = 0.3
-"""The largest fraction of a figure's width that such a name may take."""
-
-INTERVAL = "interval"
-"""The `gid` of lines that are intervals."""
+DIRECT = 4  # the largest number of lines that are named at their ends instead of in a legend
+NAME = 0.3  # the largest fraction of a figure's width that such a name may take
+INTERVAL = "interval"  # the `gid` of lines that are intervals
 
 _venue = VENUES[DEFAULT]
 
@@ -85,7 +72,7 @@ def figure(
 
     inches = _venue.column if width == "column" else _venue.full
     # Constrained layout for this figure alone: by rcParam it would come on between two saves.
-    size = inches, min(round(height or 0.62 * inches, 2), _venue.height)
+    size = inches, min(round(height or 0.62 * inches, 3), _venue.height)
     fig = Figure(figsize=size, layout="constrained")
     return fig, fig.subplots(**subplots)
 
@@ -112,15 +99,12 @@ def panels(
         ax.xaxis.set(major_locator=Ticks(), major_formatter=plain)
         value_axis(ax.xaxis if rows else ax.yaxis, values)
         ax.set(**{"xlabel" if rows else "ylabel": ""})
-    if len(names) == 1:
-        axes[0].set_xlabel(xlabel)
-        value_axis(axes[0].yaxis, values)
-        return fig, axes
     fig.supxlabel(xlabel)
     if not rows:
         label = values if isinstance(values, str) else values.axis
         fig.supylabel(text.wrapped(label, TALL * 72 * size, _venue.text))
-    letters(axes)
+    if len(names) > 1:
+        letters(axes)
     return fig, axes
 
 
@@ -134,8 +118,7 @@ def rows(names: Sequence[str], height: float) -> tuple["Figure", Any]:
     return figure(width, max(LOWEST, 0.5 + row * len(names)))
 
 
-ABOVE = 0.12
-"""Inches between the names of two rows."""
+ABOVE = 0.12  # inches between the names of two rows
 
 
 def _row(names: Sequence[str], inches: float, least: float) -> float:
@@ -176,7 +159,7 @@ def legend(fig: "Figure", labels: Mapping[str, str] = MappingProxyType({})) -> N
         if columns == 1 or box.width <= fig.bbox.width:
             break
         made.remove()
-    fig.set_figheight(min(round(fig.get_figheight() + box.height / fig.dpi, 2), _venue.height))
+    fig.set_figheight(min(round(fig.get_figheight() + box.height / fig.dpi, 3), _venue.height))
 
 
 def _name_ends(ax: "Axes", lines: "Mapping[str, Any]") -> bool:
@@ -208,11 +191,8 @@ def _name_ends(ax: "Axes", lines: "Mapping[str, Any]") -> bool:
 
 # Axes: their labels and ticks, in plain numbers.
 
-MOST, LEAST = 6, 3
-"""Labelled ticks of a logarithmic axis."""
-
-MANY = 12
-"""The largest number of values of a setting that each have a tick."""
+MOST, LEAST = 6, 3  # labelled ticks of a logarithmic axis
+MANY = 12  # the largest number of values of a setting that each have a tick
 
 
 def value_axis(axis: "Axis", values: Measured | str) -> None:
@@ -334,8 +314,7 @@ def _extent(ax: "Axes", tick: float, label: str) -> tuple[float, float]:
 
 # Limits of axes, chosen to show what is worth seeing; captions say what lies beyond them.
 
-HIDDEN = 0.02
-"""Fraction of the values that an axis may leave out, the worst ones."""
+HIDDEN = 0.02  # fraction of the values that an axis may leave out, the worst ones
 
 ABSURD = 1000
 """How many times larger than the median a result is that would flatten all others on a linear axis,
@@ -346,11 +325,7 @@ ROOM = 1.2
 The t intervals of three or more results never need more; those that are over test examples as well
 may do."""
 
-WIDE = 5
-"""The same for intervals of differences, which are what such a figure is about."""
-
-MARGIN = 0.05
-"""Fraction of an axis that is left empty at either end."""
+MARGIN = 0.05  # fraction of an axis that is left empty at either end
 
 CUT = " Arrows and the edges of the axes cut intervals off."
 
@@ -376,11 +351,14 @@ def limit_to_intervals(
 
 
 def limit_to_differences(axis: "Axis", found: Iterable[Difference], metric: Measured) -> str:
-    """Set the limits of an axis by differences in a metric, or ratios, and not by their intervals.
-    Return what the caption has to say about this."""
-    means = [[each.estimate.interval.mean] for each in found]
+    """Set the limits of an axis by differences in a metric, or ratios, with intervals of the usual
+    width, so that only much wider ones are cut. Return what the caption has to say about this."""
+    each = [one.estimate for one in found]
+    half = float(np.median([one.half() for one in each]))
+    ends = np.array([[one.mean - half, one.mean, one.mean + half] for one in each])
     free = replace(metric, declared=replace(metric.declared, range=(None, None)))
-    return _limit([axis], means, free, hidden=0, room=WIDE, seen=1.0 if metric.log else 0.0)
+    values, seen = (np.exp(ends), 1.0) if metric.log else (ends, 0.0)
+    return _limit([axis], values, free, hidden=0, room=ROOM, seen=seen)
 
 
 def _limit(

@@ -21,8 +21,7 @@ from labjobs.tracking.stored_jobs import folder_of
 if TYPE_CHECKING:
     import pandas as pd
 
-SEED, FOLD, SPLIT_SEED = "seed", "fold", "split_seed"
-"""Settings in which repeats differ."""
+SEED, FOLD, SPLIT_SEED = "seed", "fold", "split_seed"  # settings in which repeats differ
 
 SPLITS = (FOLD, SPLIT_SEED)
 """Those by which the examples are split. Seeds of the same split share its examples, so that only
@@ -160,12 +159,13 @@ def label(jobs: "pd.DataFrame", by: Sequence[str]) -> "pd.Series[Any]":
     """
     import pandas as pd
 
-    each, columns = words_first(jobs, by), []
+    words, others = words_first(jobs, by)
     # A value of `monitor` would read like the metric that is drawn.
-    bare = sum(_are_words(jobs, name) for name in by) == 1 and each[0] != "monitor"
-    bare = bare and all(value[:1].isalpha() and value != "none" for value in jobs[each[0]])
-    for place, name in enumerate(each):
-        start = "" if bare and not place else f"{setting(name)} "
+    bare = len(words) == 1 and words != ["monitor"]
+    bare = bare and all(each[:1].isalpha() and each != "none" for each in jobs[words[0]])
+    columns = []
+    for name in [*words, *others]:
+        start = "" if bare and name in words else f"{setting(name)} "
         known, nested = enumerate(names(jobs[name]).items()), name in jobs.attrs.get("nested", ())
         texts = {
             value: (order, "" if value is None and nested else f"{start}{text}")
@@ -180,13 +180,10 @@ def label(jobs: "pd.DataFrame", by: Sequence[str]) -> "pd.Series[Any]":
     return pd.Series(labels, index=jobs.index)
 
 
-def words_first(jobs: "pd.DataFrame", by: Sequence[str]) -> list[str]:
-    """Return settings in the order in which `label` has them."""
-    return sorted(by, key=lambda name: not _are_words(jobs, name))
-
-
-def _are_words(jobs: "pd.DataFrame", name: str) -> bool:
-    return all(isinstance(value, str) for value in jobs[name])
+def words_first(jobs: "pd.DataFrame", by: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the settings that are words in all jobs, and the others, in the order of `label`."""
+    words = [name for name in by if all(isinstance(value, str) for value in jobs[name])]
+    return words, [name for name in by if name not in words]
 
 
 def fitting(jobs: "pd.DataFrame", by: Sequence[str], wanted: Mapping[str, Any]) -> str:

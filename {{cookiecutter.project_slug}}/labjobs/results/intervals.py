@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-LEVEL = 0.95
-"""The confidence level: how often an interval should contain the true value."""
+LEVEL = 0.95  # the confidence level: how often an interval should contain the true value
 
 TAIL = (1 - LEVEL) / 2
 
@@ -79,8 +78,7 @@ class Estimate(NamedTuple):
         return float(2 * brentq(lambda tail: self.half(tail) - far, LEAST, 0.5 - LEAST))
 
 
-LEAST = 1e-12
-"""The smallest probability that is told from 0."""
+LEAST = 1e-12  # the smallest probability that is told from 0
 
 
 def mean(samples: ArrayLike, log: bool = False, overlap: float = 0.0) -> Estimate:
@@ -148,8 +146,7 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
     return {name: adjusted[name] for name in p}
 
 
-DRAWS = 2000
-"""How often results are drawn again for a bootstrap."""
+DRAWS = 2000  # how often results are drawn again for a bootstrap
 
 
 def over_tasks(

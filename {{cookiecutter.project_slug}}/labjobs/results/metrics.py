@@ -160,8 +160,7 @@ def monitored(jobs: "pd.DataFrame") -> Measured:
     raise NoResults("the jobs have no values of a declared metric; declare it in METRICS")
 
 
-SHOWN = "shown metric"
-"""The attribute of a table of jobs with the metric of `plot.py --metric`."""
+SHOWN = "shown metric"  # the attribute of a table of jobs with the metric of `plot.py --metric`
 
 
 def shown(jobs: "pd.DataFrame") -> Measured:

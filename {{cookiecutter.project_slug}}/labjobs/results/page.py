@@ -16,8 +16,7 @@ from labjobs.files import ENGINE, read_json, write_text
 IMAGES = {"svg": "svg+xml", "png": "png"}
 """The formats that browsers show, the one that is preferred first."""
 
-POINTS = 100
-"""The largest number of points of a curve."""
+POINTS = 100  # the largest number of points of a curve
 
 LARGER = 1.2
 """How many times larger than in print figures are shown, so that their text has the page's size."""

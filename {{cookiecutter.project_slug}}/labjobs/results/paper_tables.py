@@ -28,20 +28,14 @@ from labjobs.settings import CONFIRMING
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_COLUMNS = 3
-"""Largest number of columns, if plot.py does not say which metrics are shown."""
-
-MOST_TASKS = 4
-"""Largest number of tasks that are columns; more are rows."""
+MOST_COLUMNS = 3  # largest number of columns, if plot.py does not say which metrics are shown
+MOST_TASKS = 4  # largest number of tasks that are columns; more are rows
 
 MOST_ROWS = 20
 """Largest number of rows, if plot.py does not say which settings have rows of their own."""
 
-ALL = "all jobs"
-"""The only row, if no setting varies."""
-
-NOTHING = "–"
-"""A cell for which no job was run."""
+ALL = "all jobs"  # the only row, if no setting varies
+NOTHING = "–"  # a cell for which no job was run
 
 LOST = ("diverged", "failed")
 """What can happen to jobs so that the mean of the others would be too good."""
@@ -67,8 +61,7 @@ class Cell:
     text: str
     half: str = ""
     bold: bool = False
-    chosen: bool = False
-    """Chosen on validation data; marked by a dagger."""
+    chosen: bool = False  # chosen on validation data; marked by a dagger
 
 
 @dataclass(frozen=True)
@@ -83,9 +76,7 @@ class Column:
 class Table:
     """Cells by row and column, and what the caption has to say about them."""
 
-    corner: str
-    """What stands above the names of the rows."""
-
+    corner: str  # what stands above the names of the rows
     columns: list[Column] = field(default_factory=list)
     rows: dict[str, list[Cell]] = field(default_factory=dict)
     total: list[Cell] = field(default_factory=list)
@@ -252,8 +243,8 @@ class _Grid:
 
     @property
     def corner(self) -> str:
-        by = groups.words_first(self.jobs, self.by)
-        return ", ".join(map(style.setting, by)) or "settings"
+        words, others = groups.words_first(self.jobs, self.by)
+        return ", ".join(map(style.setting, [*words, *others])) or "settings"
 
     @cached_property
     def labels(self) -> "pd.Series[Any]":

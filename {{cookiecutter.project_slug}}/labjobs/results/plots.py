@@ -43,8 +43,7 @@ MANY = 10_000
 """Number of points from which faint curves are stored in a PDF as an image, so that it stays
 small."""
 
-SLOTS = 0.5
-"""Fraction of the distance between two positions that the series around a position take."""
+SLOTS = 0.5  # fraction of the distance between two positions that the series around a position take
 
 WIDEST = 0.1
 """Largest fraction of the axis that a series takes, so that none seems to have another value."""
@@ -52,11 +51,8 @@ WIDEST = 0.1
 DECADE = 10
 """Ratio of the largest to the smallest value of a setting from which its axis is logarithmic."""
 
-FILLED = 0.5
-"""Fraction of a map's cells that must have a value."""
-
-LONGEST = 16
-"""Characters of a class's name, at most."""
+FILLED = 0.5  # fraction of a map's cells that must have a value
+LONGEST = 16  # characters of a class's name, at most
 
 
 def bands(

@@ -107,17 +107,12 @@ def main(
 class _Found:
     """The jobs behind figures and tables."""
 
-    every: "pd.DataFrame"
-    """All jobs with results."""
-
-    jobs: "pd.DataFrame"
-    """Those to draw."""
-
+    every: "pd.DataFrame"  # all jobs with results
+    jobs: "pd.DataFrame"  # those to draw
     others: "pd.DataFrame"
     """The settings of those that were tried besides, and why they are not drawn (`state`)."""
 
-    mixed: list[str]
-    """The ids of those from different code."""
+    mixed: list[str]  # the ids of those from different code
 
 
 class _Pages:
@@ -416,8 +411,7 @@ def _one(job_id: str, every: "pd.DataFrame", jobs: "pd.DataFrame") -> "pd.DataFr
 # What every caption says of the jobs behind its figure, whatever the figure is. Sentences begin
 # with a space, and are empty if there is nothing to say.
 
-MODEL = "model"
-"""A setting that captions name, if all jobs have the same."""
+MODEL = "model"  # a setting that captions name, if all jobs have the same
 
 
 def _about(jobs: "pd.DataFrame") -> str:
@@ -459,7 +453,12 @@ def _differences(jobs: "pd.DataFrame", mixed: list[str]) -> str:
     """Say in what the finished jobs of a figure differ besides their settings: code, data, kinds of
     devices, and the metric by which their weights were kept. `mixed` are the ids of jobs from
     different code."""
-    return _on_code(jobs, mixed) + _on_data(jobs) + _on_devices(jobs) + _on_monitors(jobs)
+    said = _on_code(jobs, mixed) + _on_data(jobs)
+    if devices := _counted(jobs, "hardware", "on"):
+        said += f" The jobs ran on different kinds of devices: {devices}."
+    if monitors := _counted(jobs, "monitor", "by"):
+        said += f" Jobs kept the weights that were best by different metrics: {monitors}."
+    return said
 
 
 def _on_code(jobs: "pd.DataFrame", mixed: list[str]) -> str:
@@ -482,13 +481,7 @@ def _on_data(jobs: "pd.DataFrame") -> str:
     return f" It is not known whether the data of {of} has changed since." if count else ""
 
 
-def _on_devices(jobs: "pd.DataFrame") -> str:
-    kinds = Counter(jobs["hardware"].tolist())
-    each = ", ".join(f"{count} on {kind}" for kind, count in sorted(kinds.items()))
-    return f" The jobs ran on different kinds of devices: {each}." if len(kinds) > 1 else ""
-
-
-def _on_monitors(jobs: "pd.DataFrame") -> str:
-    kinds = Counter(jobs["monitor"].tolist() if "monitor" in jobs else [])
-    each = ", ".join(f"{count} by {name}" for name, count in sorted(kinds.items()))
-    return f" Jobs kept the weights that were best by different metrics: {each}." * (len(kinds) > 1)
+def _counted(jobs: "pd.DataFrame", name: str, word: str) -> str:
+    """The numbers of jobs by a column, `2 on CPU, 1 on H100`; empty if all have the same."""
+    kinds = Counter(jobs[name].tolist() if name in jobs else [])
+    return ", ".join(f"{n} {word} {kind}" for kind, n in sorted(kinds.items())) * (len(kinds) > 1)

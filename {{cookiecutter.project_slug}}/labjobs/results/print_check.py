@@ -22,24 +22,16 @@ if TYPE_CHECKING:
     from matplotlib.path import Path
     from matplotlib.text import Text
 
-SCRIPT = 0.7
-"""Ratio of the size of a superscript or subscript in mathtext to its base, as in TeX."""
-
-EXACT = 0.005
-"""Inches by which a page may differ from its size."""
-
-INCH = 72
-"""Points of an inch."""
-
-SLACK = 0.5
-"""Points by which text may seem to be cut off, since renderers differ a little."""
+SCRIPT = 0.7  # ratio of the size of a superscript or subscript in mathtext to its base, as in TeX
+EXACT = 0.005  # inches by which a page may differ from its size
+INCH = 72  # points of an inch
+SLACK = 0.5  # points by which text may seem to be cut off, since renderers differ a little
 
 WARNINGS = ("Glyph", "constrained_layout")
 """Beginnings of matplotlib's warnings that matter for printing: missing characters, axes without a
 size."""
 
-DPI = 300
-"""Dots per inch at which the figure is drawn for the check."""
+DPI = 300  # dots per inch at which the figure is drawn for the check
 
 
 class _Piece(NamedTuple):
@@ -50,10 +42,8 @@ class _Piece(NamedTuple):
     size: float
     smallest: float
     ink: "Path"
-    corners: NDArray[Any]
-    """Of the box around it (4, 2), one after the other."""
-    clip: NDArray[Any] | None
-    """The box that clips it, as two corners (2, 2)."""
+    corners: NDArray[Any]  # of the box around it (4, 2), one after the other
+    clip: NDArray[Any] | None  # the box that clips it, as two corners (2, 2)
 
 
 def check(figure: "Figure", venue: Venue) -> list[str]:

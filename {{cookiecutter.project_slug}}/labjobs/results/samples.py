@@ -21,8 +21,7 @@ from labjobs.results.metrics import Measured
 if TYPE_CHECKING:
     import pandas as pd
 
-LEVEL = 0.05
-"""The probability, adjusted for all comparisons, below which two results can be told apart."""
+LEVEL = 0.05  # the probability, for all comparisons, below which two results can be told apart
 
 
 @dataclass(frozen=True)
@@ -100,11 +99,8 @@ class Difference(NamedTuple):
 
     estimate: Estimate
     paired: bool
-    n: int
-    """Number of repeats: of pairs, or of the smaller sample."""
-
-    p: float
-    """Adjusted for all comparisons."""
+    n: int  # number of repeats: of pairs, or of the smaller sample
+    p: float  # adjusted for all comparisons
 
     @property
     def is_certain(self) -> bool:

@@ -28,10 +28,8 @@ class Venue(NamedTuple):
     height: float
     source: str
     text: float = 10
-    small: float = 9
-    """Ticks."""
-    least: float = 8
-    """No text is smaller, except superscripts and subscripts."""
+    small: float = 9  # ticks
+    least: float = 8  # no text is smaller, except superscripts and subscripts
     font: str = "serif"
 
 
@@ -133,11 +131,8 @@ LINES: tuple[Any, ...] = (
 )
 MARKERS = "osD^vP"
 
-SMALL, LARGE = 1e-3, 1e5
-"""The range in which results are written without an exponent."""
-
-ALIKE = 100
-"""Largest ratio between results that are written with the same number of decimals."""
+SMALL, LARGE = 1e-3, 1e5  # the range in which results are written without an exponent
+ALIKE = 100  # largest ratio between results that are written with the same number of decimals
 
 _labels: dict[str, str] = {}
 

@@ -19,16 +19,13 @@ from labjobs.results.figure_files import Misprint, latex
 from labjobs.results.paper_tables import Cell, Table
 from labjobs.results.style import Venue
 
-KINDS = ("tex", "caption.tex", "md", "csv", "json")
-"""The files of a table."""
+KINDS = ("tex", "caption.tex", "md", "csv", "json")  # the files of a table
 
-RESULTS, JOBS = "results.tex", "jobs.csv"
-"""The files of all cells, for a paper's text, and of all jobs."""
+RESULTS, JOBS = "results.tex", "jobs.csv"  # of all cells, for a paper's text, and of all jobs
 
 HEAD = "% written by plot.py, and replaced by it"
 
-SPACE = 12
-"""Points between two columns, in LaTeX's own documents."""
+SPACE = 12  # points between two columns, in LaTeX's own documents
 
 PLUS_MINUS = r"r@{\,$\pm$\,}l"
 
@@ -113,8 +110,7 @@ def _tabular(table: Table) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-TOTAL = "whole project"
-"""The name of the last row of a table that has one for all jobs."""
+TOTAL = "whole project"  # the name of the last row of a table that has one for all jobs
 
 
 def _line(cells: list[str]) -> str:
@@ -183,6 +179,10 @@ def _problems(table: Table, width: float, venue: Venue) -> list[str]:
     if width > venue.full:
         cure = "show fewer metrics, one task (--task), or shorter LABELS"
         found.append(f"{width:.1f} in wide, and the page has {venue.full:g}; {cure}")
+    high = 1.2 * venue.text / 72 * len(_rows(table))  # LaTeX's distance between lines
+    if high > venue.height:
+        cure = "leave rows out by ONLY or ROWS in plot.py"
+        found.append(f"{high:.0f} in high, and the page has {venue.height:g}; {cure}")
     texts = [table.corner, *table.rows, *(f"{c.task}{c.title}" for c in table.columns)]
     strange = {c for each in texts for c in each if ord(c) > LAST_LATIN and latex(c) == c}
     if strange:

@@ -236,7 +236,8 @@ def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
         ]
         if any(isinstance(value, str) for value in values):
             values = [
-                v if isinstance(v, str | None) else t for v, t in zip(values, texts, strict=True)
+                v if isinstance(v, str) or (name not in each and v is None) else text
+                for v, text, each in zip(values, texts, params, strict=True)
             ]
         # 1e30 is stored with all its digits, and too large for a column of integers.
         large = any(isinstance(value, int) and abs(value) >= 2**63 for value in values)
@@ -259,8 +260,7 @@ def _why_none(experiment: str, script: str, diverged: int) -> str:
 
 INDEX = "index"
 
-MOST_CLASSES = 1000
-"""Largest number of classes that a figure can show."""
+MOST_CLASSES = 1000  # largest number of classes that a figure can show
 
 
 def logged(jobs: "pd.DataFrame", name: str, settings: Collection[str] = ()) -> "pd.DataFrame":

@@ -9,20 +9,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NAMED = 20
-"""Largest number of columns or rows of an image that are named."""
-
-ROW_NAMES = 0.42
-"""Fraction of a figure's width that the names of rows may take."""
-
-LINES = 6
-"""Largest number of lines of a row's name."""
+NAMED = 20  # largest number of columns or rows of an image that are named
+ROW_NAMES = 0.42  # fraction of a figure's width that the names of rows may take
+LINES = 6  # largest number of lines of a row's name
 
 IN_CELL: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": "small"}
 """How a number is placed in its cell."""
 
-MARGIN = 3
-"""Points beside a text in its cell."""
+MARGIN = 3  # points beside a text in its cell
 
 
 def figure_of(ax: "Axes") -> "Figure":
@@ -111,7 +105,7 @@ def name_columns(ax: "Axes", texts: Sequence[str]) -> float:
         if width(longest, size) > ROW_NAMES * 72 * fig.get_figwidth():
             raise NoResults(_too_long(longest))
         ax.tick_params(axis="x", rotation=90)
-        fig.set_figheight(round(fig.get_figheight() + width(longest, size) / 72, 2))
+        fig.set_figheight(round(fig.get_figheight() + width(longest, size) / 72, 3))
     return cell
 
 

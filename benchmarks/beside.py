@@ -1,0 +1,184 @@
+"""The same learning curves, drawn by plot.py and by four libraries, side by side: beside.md.
+
+    python benchmarks/beside.py    # with seaborn, SciencePlots, tueplots and ultraplot installed
+
+The data are made: two networks, two learning rates, three seeds, 20 evaluations. Each library draws
+a line for each learning rate and a panel for each network, as wide as ICML's page, with what its
+documentation recommends. Intervals are what it draws by itself, or t intervals where it draws none.
+"""
+
+import inspect
+import os
+import runpy
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "{{cookiecutter.project_slug}}"))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
+
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+import pages
+import stored
+from labjobs.results import figures, metrics, style, tables
+from matplotlib.text import Text
+from scipy.stats import t
+
+HERE = Path(__file__).resolve().parent
+PROJECT = HERE.parent / "{{cookiecutter.project_slug}}"
+SIZE = 6.75, 2.65  # inches: ICML's page, and the height that plot.py takes
+DPI = 120
+OUT = HERE / "beside"
+HEAD = ("", "lines", "inches", "axes' height", "axes' area", "least text, pt", "intervals")
+
+
+def template(jobs: Any) -> Any:
+    """The function in plot.py."""
+    figures.use(style.VENUES["icml"])
+    figure, _ = runpy.run_path(str(PROJECT / "plot.py"))["learning_curves"](jobs)
+    return figure
+
+
+def seaborn(curves: Any) -> Any:
+    """relplot: lines with bootstrap intervals."""
+    import seaborn as sns
+
+    sns.set_theme(context="paper", style="ticks")
+    kinds: Any = {"hue": "lr", "style": "lr", "palette": "colorblind", "col": "model"}
+    height, aspect = SIZE[1], SIZE[0] / 2 / SIZE[1]
+    grid = sns.relplot(
+        curves, x="step", y="value", kind="line", height=height, aspect=aspect, **kinds
+    )
+    grid.set_axis_labels("optimizer step", "validation accuracy")
+    grid.set_titles("{col_name}")
+    grid.legend.set_title("learning rate")
+    return grid.figure
+
+
+def scienceplots(curves: Any) -> Any:
+    """matplotlib with the style `science`."""
+    import scienceplots  # noqa: F401
+
+    plt.style.use(["science", "no-latex"])
+    return _by_hand(curves, SIZE)
+
+
+def tueplots(curves: Any) -> Any:
+    """matplotlib with the sizes for ICML."""
+    from tueplots import bundles
+
+    plt.rcParams.update(bundles.icml2024(usetex=False, column="full", nrows=1, ncols=2))
+    return _by_hand(curves, (SIZE[0], SIZE[1]))
+
+
+def ultraplot(curves: Any) -> Any:
+    """Its own axes: means with standard deviations."""
+    import ultraplot as uplt
+
+    fig, axes = uplt.subplots(ncols=2, figsize=SIZE, share=True, span=True)
+    for ax, (model, own) in zip(axes, curves.groupby("model"), strict=True):
+        for lr, alike in own.groupby("lr"):
+            table = alike.pivot(index="seed", columns="step", values="value")
+            label = f"learning rate {lr:g}"
+            ax.plot(table.columns, table.to_numpy(), means=True, shadestd=1, label=label)
+        ax.format(title=model)
+    axes.format(xlabel="optimizer step", ylabel="validation accuracy", abc="a")
+    fig.legend([*axes[0].get_lines()], loc="t", ncols=2, frame=False)
+    return fig
+
+
+def _by_hand(curves: Any, size: tuple[float, float]) -> Any:
+    fig, axes = plt.subplots(1, 2, figsize=size, sharey=True)
+    for ax, (model, own) in zip(axes, curves.groupby("model"), strict=True):
+        for lr, alike in own.groupby("lr"):
+            table = alike.pivot(index="step", columns="seed", values="value")
+            mean, n = table.mean(axis=1), table.shape[1]
+            half = t.ppf(0.975, n - 1) * table.std(axis=1) / np.sqrt(n)
+            ax.plot(mean.index, mean, label=f"learning rate {lr:g}")
+            ax.fill_between(mean.index, mean - half, mean + half, alpha=0.2)
+        ax.set(title=model, xlabel="optimizer step")
+    axes[0].set_ylabel("validation accuracy")
+    axes[1].legend()
+    return fig
+
+
+WAYS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "template": (template, "t, of all seeds as well; checked before it is written"),
+    "seaborn": (seaborn, "bootstrap"),
+    "SciencePlots": (scienceplots, "t, by hand"),
+    "tueplots": (tueplots, "t, by hand"),
+    "ultraplot": (ultraplot, "one standard deviation"),
+}
+
+
+NOTES = """
+A larger area is not always a better figure: tueplots and SciencePlots leave the legend inside the
+axes, where it can hide what is drawn, and tueplots' text is smaller than 8 pt. seaborn adds its
+legend to the width, and SciencePlots cuts the page to what is drawn, so that neither file has the
+width that was asked for; a document that scales them changes their text. The intervals by hand go
+beyond an accuracy of 1. seaborn's intervals, from a bootstrap of three seeds, and ultraplot's
+standard deviations are narrower than the t interval that covers the mean in 95 % of cases.
+"""
+
+
+def lines(draw: Callable[[Any], Any]) -> int:
+    """Return the lines of code of a way, without docstrings and blank lines."""
+    if draw is template:
+        draw = runpy.run_path(str(PROJECT / "plot.py"))["learning_curves"]
+    text = inspect.getsource(draw).split('"""')[-1]
+    own = [line for line in text.splitlines() if line.strip()]
+    by_hand = "return _by_hand(" in text
+    return len(own) + (lines(_by_hand) if by_hand else 0)
+
+
+def measured(way: str, data: Any) -> list[str]:
+    """Draw in one way, keep the picture, and return its row of the page."""
+    matplotlib.rcdefaults()
+    draw, interval = WAYS[way]
+    figure = draw(data)
+    path = OUT / f"{way.lower()}.png"
+    figure.savefig(path, dpi=DPI)
+    width, height = plt.imread(path).shape[1::-1]
+    page = width / DPI, height / DPI
+    whole = [figure.get_figwidth(), figure.get_figheight()]
+    boxes = [ax.get_position() for ax in figure.axes if ax.get_subplotspec()]
+    area = sum(box.width * box.height for box in boxes) * whole[0] * whole[1]
+    tall = boxes[0].height * whole[1] / page[1]
+    texts = [each for each in figure.findobj(Text) if each.get_text() and each.get_visible()]
+    least = min(each.get_size() for each in texts)
+    printed = f"{page[0]:.2f} by {page[1]:.2f}"
+    fractions = f"{tall:.0%}", f"{area / page[0] / page[1]:.0%}"
+    return [way, str(lines(draw)), printed, *fractions, f"{least:.1f}", interval]
+
+
+def main() -> None:
+    """Write the page."""
+    matplotlib.use("agg")
+    OUT.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        store = stored.fresh(Path(folder))
+        store.classifiers("sweep")
+        os.environ["MLFLOW_TRACKING_URI"] = store.uri
+        jobs = tables.jobs("sweep")
+        curves = tables.curves(jobs, metrics.shown(jobs).key)
+        style.label_settings({"lr": "learning rate"})
+        rows = [measured(way, jobs if way == "template" else curves) for way in WAYS]
+    packages = "matplotlib", "seaborn", "SciencePlots", "tueplots", "ultraplot"
+    about = (
+        f"{pages.machine(*packages)}. Learning curves of two networks, two learning rates and "
+        "three seeds (made), as wide as ICML's page. Lines are those of the function that draws; "
+        "the template's comes with a project, and takes labels, metric and panels from the jobs. "
+        "The size is that of the file, and the axes are fractions of it. `python "
+        "benchmarks/beside.py` prints this page, in an environment with these packages."
+    )
+    pages.page("The same figure, drawn by others", about, HEAD, rows)
+    print(NOTES)
+    print("\n\n".join(f"{way}\n\n![{way}](beside/{way.lower()}.png)" for way in WAYS))
+
+
+if __name__ == "__main__":
+    main()
