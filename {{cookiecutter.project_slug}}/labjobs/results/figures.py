@@ -72,7 +72,7 @@ def figure(
 
     inches = _venue.column if width == "column" else _venue.full
     # Constrained layout for this figure alone: by rcParam it would come on between two saves.
-    size = inches, min(round(height or 0.62 * inches, 3), _venue.height)
+    size = inches, min(round(height, 2) if height else 0.62 * inches, _venue.height)
     fig = Figure(figsize=size, layout="constrained")
     return fig, fig.subplots(**subplots)
 
@@ -159,7 +159,7 @@ def legend(fig: "Figure", labels: Mapping[str, str] = MappingProxyType({})) -> N
         if columns == 1 or box.width <= fig.bbox.width:
             break
         made.remove()
-    fig.set_figheight(min(round(fig.get_figheight() + box.height / fig.dpi, 3), _venue.height))
+    fig.set_figheight(min(round(fig.get_figheight() + box.height / fig.dpi, 2), _venue.height))
 
 
 def _name_ends(ax: "Axes", lines: "Mapping[str, Any]") -> bool:

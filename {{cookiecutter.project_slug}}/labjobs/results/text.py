@@ -105,7 +105,7 @@ def name_columns(ax: "Axes", texts: Sequence[str]) -> float:
         if width(longest, size) > ROW_NAMES * 72 * fig.get_figwidth():
             raise NoResults(_too_long(longest))
         ax.tick_params(axis="x", rotation=90)
-        fig.set_figheight(round(fig.get_figheight() + width(longest, size) / 72, 3))
+        fig.set_figheight(round(fig.get_figheight() + width(longest, size) / 72, 2))
     return cell
 
 
