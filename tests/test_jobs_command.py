@@ -418,7 +418,7 @@ def test_rm_removes_jobs_here_and_in_the_store_unless_something_needs_them(jobs)
     before, runs = snapshot(folder), project.runs(jobs.mlp)
     refused = jobs.do("rm", jobs.mlp)
     assert refused.returncode == 1
-    needs = f"job {derived}, which is derived from it, figures/cost-accuracy, "
+    needs = f"job {derived}, which is derived from it, figures/confusion, "
     assert f"job {jobs.mlp} is needed by {needs}" in refused.stderr
     assert refused.stderr.endswith("more; --anyway removes it nevertheless\n")
     jobs.lines("rm", jobs.mlp, "--anyway", "--dry-run")
