@@ -137,12 +137,17 @@ def test_the_default_sweep(draw):
     assert "from the first (convnet, learning rate 0.01) in test" in drawn.caption("ranking")
 
 
+def height_of_axes(figure):
+    """The fraction of a figure's height that its axes take, one below another."""
+    axes = {round(ax.get_position().y0, 3): ax for ax in figure.axes if ax.get_subplotspec()}
+    return sum(ax.get_position().height for ax in axes.values())
+
+
 def test_axes_take_at_least_70_percent_of_the_height(draw, figures):
     draw("sweep")
     assert {*figures} == {*ALL}
     for name, figure in figures.items():
-        axes = {round(ax.get_position().y0, 3): ax for ax in figure.axes if ax.get_subplotspec()}
-        assert sum(ax.get_position().height for ax in axes.values()) >= 0.7, name
+        assert height_of_axes(figure) >= 0.7, name
     assert figures["time-to-target"].axes[0].get_ylabel().split() == (
         ["fraction", "of", "jobs", "with", "validation", "accuracy", "≥", "0.9"]
     )
@@ -191,7 +196,7 @@ def test_each_data_set_has_figures_of_its_own(draw, store):
         assert about["shared"]["dataset"] == task
 
 
-def test_an_average_over_many_tasks(draw, store, edit):
+def test_an_average_over_many_tasks(draw, store, edit, figures):
     """The figures of all tasks, with the recipe's in plot.py as a student has put it there."""
     for task, model, seed in product(range(5), ("mlp", "convnet"), range(3)):
         accuracy = 0.5 + 0.1 * task * (model == "convnet") + 0.001 * seed
@@ -212,7 +217,9 @@ def test_an_average_over_many_tasks(draw, store, edit):
     for file in drawn.files:
         assert_prints_right(*file)
     assert drawn.caption("by-task").startswith("Test accuracy on each task; open points are single")
+    assert " Task 3: Test intervals are over 3 seeds. Task 4: Test" in drawn.caption("by-task")
     assert "1 of 3 jobs (mlp), which diverged" in drawn.caption("by-task")
+    assert height_of_axes(figures["by-task"]) >= 0.7
     assert drawn.caption("over-tasks").startswith("Test accuracy on 5 tasks: (a) the fraction of")
 
 

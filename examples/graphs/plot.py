@@ -196,7 +196,9 @@ def by_task(jobs: "pd.DataFrame") -> "Drawn":
     for ax, samples in zip(axes, tested.values(), strict=True):
         plots.ranking(ax, samples, rows=rows)
         cut = figures.limit_to_intervals(ax.xaxis, samples.values(), metric) or cut
-    notes = "".join(dict.fromkeys(f"{each.over(8)}{each.notes}" for each in found.values()))
+    said = {task: f"{each.over(8)}{each.notes}" for task, each in found.items()}
+    notes = "".join(f" {task[:1].upper()}{task[1:]}:{each}" for task, each in said.items() if each)
+    notes = said.popitem()[1] if len({*said.values()}) == 1 else notes
     return fig, f"{metric.title} on each task; open points are single jobs.{notes}{cut}"
 
 

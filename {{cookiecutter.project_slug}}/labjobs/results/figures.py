@@ -88,7 +88,7 @@ def panels(
     width, inches = ("full", _venue.full) if across > 1 else ("column", _venue.column)
     titles = [text.wrapped(name, 72 * (inches / across - 0.6), _venue.text) for name in names]
     lines = max(title.count("\n") + bool(title) for title in titles)
-    panel = 0.2 + len(rows) * _row(rows, inches, 0.25) if rows else PANEL
+    panel = 0.2 + max(LOWEST, len(rows) * _row(rows, inches, 0.25)) if rows else PANEL
     size = 0.25 + down * (panel + lines * LEADING * _venue.text / 72)
     fig, grid = figure(width, size, nrows=down, ncols=across, sharey=True, squeeze=False)
     for ax in grid.flat[len(names) :]:

@@ -27,8 +27,7 @@ SPLITS = (FOLD, SPLIT_SEED)
 """Those by which the examples are split. Seeds of the same split share its examples, so that only
 splits are samples of what another choice of examples would give."""
 
-OVERLAP = "overlap"
-"""The attribute of results that says how much splits overlap, see `intervals.mean`."""
+OVERLAP = "overlap"  # the attribute of results with how much splits overlap: intervals.mean
 
 
 def with_role(jobs: "pd.DataFrame", role: Role) -> list[str]:

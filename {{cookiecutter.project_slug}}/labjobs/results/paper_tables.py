@@ -37,8 +37,7 @@ MOST_ROWS = 20
 ALL = "all jobs"  # the only row, if no setting varies
 NOTHING = "–"  # a cell for which no job was run
 
-LOST = ("diverged", "failed")
-"""What can happen to jobs so that the mean of the others would be too good."""
+LOST = ("diverged", "failed")  # jobs without which a mean of the others would be too good
 
 COSTS = {
     "gpu_hours": "GPU (h)",

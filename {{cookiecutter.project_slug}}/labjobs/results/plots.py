@@ -45,8 +45,7 @@ small."""
 
 SLOTS = 0.5  # fraction of the distance between two positions that the series around a position take
 
-WIDEST = 0.1
-"""Largest fraction of the axis that a series takes, so that none seems to have another value."""
+WIDEST = 0.1  # fraction of the axis, at most: no series should seem to have another value
 
 DECADE = 10
 """Ratio of the largest to the smallest value of a setting from which its axis is logarithmic."""

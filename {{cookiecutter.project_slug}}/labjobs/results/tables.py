@@ -18,12 +18,11 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labjobs import layout
-from labjobs.cli import flags
 from labjobs.errors import SettingsError, cause, did_you_mean
 from labjobs.job import runtime
 from labjobs.job.identity import DEFAULT
 from labjobs.results.metrics import DECLARED, Measured, NoResults
-from labjobs.settings import LAST, roles
+from labjobs.settings import LAST, nested, roles
 from labjobs.tracking import stored_jobs
 
 if TYPE_CHECKING:
@@ -76,9 +75,7 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     settings = _settings(found)
     for name, values in settings.items():
         table[name] = pd.Series(values, dtype=object if None in values else None)
-    known = flags.of(kind) if kind else None
-    nested = [*known.when, *known.replacing] if known else []  # None where they do not count
-    table.attrs |= {"settings": sorted(settings), "roles": roles(kind), "nested": nested}
+    table.attrs |= {"settings": sorted(settings), "roles": roles(kind), "nested": nested(kind)}
     table.attrs["experiment"] = experiment
     return table
 
