@@ -135,6 +135,31 @@ def shortened(folder: Path) -> None:
     journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:5]))
 
 
+def missing(folder: Path) -> None:
+    of_attempt(folder, "spec.json").unlink()
+
+
+def outside(folder: Path) -> None:
+    listed = json.loads((folder / "files.json").read_text())
+    (folder / "run.py").write_text("print('run')")
+    listed["files"]["runs/../run.py"] = sha256((folder / "run.py").read_bytes()).hexdigest()
+    (folder / "files.json").write_text(json.dumps(listed))
+
+
+def weights_of_another_job(folder: Path) -> None:
+    one, other = sorted(folder.glob("runs/*/*/best.pt"))
+    shutil.copy(one, other)
+
+
+def damaged_outputs(folder: Path) -> None:
+    kept = of_attempt(folder, "predictions.npz")
+    kept.write_bytes(kept.read_bytes()[:500])
+
+
+def without_a_list(folder: Path) -> None:
+    (folder / "files.json").write_text("[]")
+
+
 @pytest.mark.parametrize("harm", [with_code, with_objects, unfinished, linked, behind_a_link])
 def test_what_could_do_harm_is_refused(fresh, folder, harm):
     harm(folder)
@@ -142,12 +167,21 @@ def test_what_could_do_harm_is_refused(fresh, folder, harm):
     refused(fresh, folder)
 
 
-@pytest.mark.parametrize("harm", [changed, unknown, of_another_job, shortened])
+LISTED = [unknown, of_another_job, shortened, weights_of_another_job, damaged_outputs]
+
+
+@pytest.mark.parametrize("harm", [changed, missing, outside, without_a_list, *LISTED])
 def test_what_is_not_as_it_was_published_is_refused(fresh, folder, harm):
     harm(folder)
-    if harm is not changed:
+    if harm in LISTED:
         relisted(folder)
     refused(fresh, folder)
+
+
+def test_half_an_archive_is_refused(fresh, published, tmp_path):
+    sent = Path(shutil.make_archive(str(tmp_path / "sent"), "gztar", published.parent, "results"))
+    sent.write_bytes(sent.read_bytes()[:-2000])
+    refused(fresh, sent)
 
 
 def refused(project: Project, source: Path) -> None:
