@@ -13,10 +13,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from labjobs import exit_status
+from labjobs.cli.parser import Parser, unknown_flag
 from labjobs.errors import SettingsError, did_you_mean
 from labjobs.files import PROJECT, write_json, write_text
 from labjobs.job.identity import DEFAULT
-from labjobs.job.terminal import counted, prepare_streams
+from labjobs.job.terminal import counted, leave, prepare_streams
 from labjobs.results import (
     audit,
     checklist,
@@ -64,7 +65,10 @@ def main(
     Returns the exit status: 1 if a figure would not print correctly, or none could be drawn.
     """
     prepare_streams()
-    args = _parser().parse_args()
+    try:
+        args = _parsed(sys.argv[1:])
+    except SettingsError as error:
+        return leave(exit_status.WRONG, f"plot.py: {error}")
     of_tables = {*printed, "results", "jobs"} if printed else ()  # they may be another script's
     pages = _Pages(args, {**of_all, **of_one, **of_tasks}, of_tables)
     try:
@@ -337,8 +341,9 @@ def _save(
     return []
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Draw the figures from finished jobs.")
+def _parsed(words: list[str]) -> argparse.Namespace:
+    """The flags of plot.py. Raises SettingsError if they are wrong."""
+    parser = Parser(description="Draw the figures from finished jobs.", allow_abbrev=False)
     add = parser.add_argument
     experiment = experiment_name()
     where = "folder for figures and tables (default: figures and tables)"
@@ -361,7 +366,11 @@ def _parser() -> argparse.ArgumentParser:
     whole = f"also write all of it, and all jobs with their curves, to {PAGE}, for a browser"
     add("--page", action="store_true", help=whole)
     add("--provenance", type=Path, metavar="FILE", help="print which jobs a figure was drawn from")
-    return parser
+    given, unknown = parser.parse_known_args(words)
+    if unknown:
+        flags = [each for action in parser._actions for each in action.option_strings]
+        raise SettingsError(unknown_flag(unknown[0], flags))
+    return given
 
 
 def _without_earlier_trials(jobs: "pd.DataFrame") -> "pd.DataFrame":
