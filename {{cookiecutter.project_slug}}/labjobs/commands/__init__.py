@@ -10,6 +10,7 @@ made of. What answers for jobs imports no torch, so that it answers at once.
     publish     `publish`: jobs with all that their results rest on, in a folder to be given away
     adopt       `adopt`: such a folder's jobs, taken into this clone of the project
     diff        `diff`: in what two jobs, or groups of jobs, differ
+    bisect      `bisect`: which changed definitions make two attempts differ
     disk        `disk`, `clean`, `rm`: the space that jobs take
     find        `find`: a learning rate, a batch size, a number of loader processes, from short jobs
     export      `export-model`: a folder with the network, as torch.export writes it

@@ -56,6 +56,13 @@ def diff(project: Project, given: argparse.Namespace) -> int:
     return command.print_diff(project, given)
 
 
+def bisect(project: Project, given: argparse.Namespace) -> int:
+    """Print which definitions make attempts differ; return the exit status."""
+    from labjobs.commands import bisect as command  # likewise
+
+    return command.bisect_attempts(project, given)
+
+
 def print_docs(wanted: str) -> int:
     """Print a page about the engine by its name, the lines of all pages that have a word in them,
     or, if nothing is wanted, the names of the pages. Raises SettingsError for an unknown word."""
@@ -129,6 +136,13 @@ COMMANDS = {
         "print in what two jobs, attempts or groups differ, and where their curves part",
         argument("a", SIDE, metavar="A") | argument("b", "the other one", metavar="B") | JSON,
         diff,
+    ),
+    "bisect": Command(
+        "print which changed definitions make two attempts at a job differ, by running mixtures",
+        argument("a", "an attempt: 1872aa/1f0a", metavar="A")
+        | argument("b", "the other one", metavar="B")
+        | JSON,
+        bisect,
     ),
     "stale": Command(
         "print which definitions have changed since jobs used them, and which jobs these are",
