@@ -309,6 +309,25 @@ def test_states_and_ctrl_c(lab):
     assert Path(found[0]["folder"]) == folder
 
 
+def test_messages_of_a_failure_of_silence_and_of_the_end(lab, tmp_path):
+    failing = light(ends="failed", says="KeyError: no")
+    lab.write_grid(failing(0), failing(1), light(seconds=4)(2))
+    done = lab.sweep(NOTIFY=f"cat >> {tmp_path / 'told'}", NOTIFY_SECONDS="1")
+    assert done.returncode == 1
+    told = (tmp_path / "told").read_text().splitlines()
+    assert sum("the first job has failed: " in line for line in told) == 1
+    assert any("logs nothing any more: " in line and '"seconds": 4' in line for line in told)
+    end = next(line for line in done.stdout.splitlines() if " jobs finished, " in line)
+    assert told[-1] == f"{lab.project.root.name}: {end}"
+
+
+def test_a_message_that_cannot_be_sent_stops_nothing(lab):
+    lab.write_grid(light()(0))
+    done = lab.sweep(NOTIFY="echo 'no such address' >&2; exit 3")
+    assert done.returncode in (0, 3) and done.stdout.count(" finished: ") == 1
+    assert "run.sh: NOTIFY: status 3: no such address\n" in done.stderr
+
+
 def pretend_slurm(lab: Lab) -> None:
     """Put commands of Slurm's on the machine that take jobs and do nothing with them."""
     done = {"sbatch": "echo $$", "scontrol": "echo MaxArraySize = 9", "squeue": "true"}

@@ -30,7 +30,7 @@ from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import counted, leave
 from labjobs.settings import Span
 from labjobs.sources import fault
-from labjobs.sweeps import search
+from labjobs.sweeps import messages, search
 from labjobs.sweeps.search import Bracket, Halving, read_halving
 
 NO_JOB = {"-h", "--help", "--check", "--scratch"}  # flags with which a script does not run a job
@@ -239,7 +239,10 @@ def summary(entries: Sequence[Entry], stopped: int = 0) -> int:
     now = sum(entry.status is not None and entry.state_after == "finished" for entry in entries)
     others = ", ".join(f"{n} {state}" for state, n in sorted(count.items()) if state != "finished")
     line = f"{count['finished']} of {count.total()} jobs finished, {now} of them now"
-    leave(exit_status.DONE, line + (others and f"; {others}"))
+    line += others and f"; {others}"
+    leave(exit_status.DONE, line)
+    if any(entry.status is not None for entry in entries):
+        messages.send(line, wait=True)
     missing = sorted({job for entry in entries if entry.bracket for job in entry.bracket.missing})
     if missing and not stopped:
         line = f"run.sh: halving waits for {counted(len(missing), 'job')}, such as {missing[0]}"

@@ -7,6 +7,7 @@ only settings.py, and it does not import torch.
 """
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -28,7 +29,7 @@ from labjobs.errors import SettingsError, cause
 from labjobs.files import PROJECT
 from labjobs.job import attempts, identity, provenance, terminal
 from labjobs.job.terminal import leave
-from labjobs.sweeps import gpus, grid, search, slurm, states
+from labjobs.sweeps import gpus, grid, messages, search, slurm, states
 from labjobs.sweeps.gpus import LOOK, Gpu
 from labjobs.sweeps.grid import STARTED, Entry
 from labjobs.sweeps.options import Flags, read
@@ -250,13 +251,36 @@ def _leave_early(status: int, *_: object) -> NoReturn:
 # the queue then waits for it and uses its outcome.
 
 
+QUIET, TIMES = 600.0, 10
+"""Seconds that a job may log nothing, and how many times as long as ever before, before a message
+says so."""
+
+
 @dataclass
 class Worker:
-    """A place, and the job that runs there; `said` is the last message about why it waits."""
+    """A place, and the job that runs there; `said` is the last message about why it waits. `size`
+    is that of the job's journal, which last grew when it was `heard`, after `longest` at most."""
 
     gpu: Gpu
     running: tuple[Entry, Running] | None = None
     said: str = ""
+    size: int = 0
+    heard: float = 0.0
+    longest: float = 0.0
+
+    def is_stuck(self, entry: Entry) -> bool:
+        """Return whether its job has logged nothing for too long; once, until it does again."""
+        now, size = time.monotonic(), self.size
+        with suppress(OSError):
+            size = (entry.job.path / layout.JOURNAL).stat().st_size
+        if size != self.size:
+            self.longest = max(self.longest, now - self.heard if self.size else 0)
+            self.size, self.heard = size, now
+        quiet = float(os.environ.get("NOTIFY_SECONDS", QUIET))
+        if not self.size or now - self.heard < max(quiet, TIMES * self.longest):
+            return False
+        self.heard = math.inf
+        return True
 
 
 class Queue:
@@ -290,6 +314,7 @@ class Queue:
         self._inputs = {e.number: [own[job] for job in e.inputs if job in own] for e in left}
         self._elsewhere: list[Entry] = []
         self._broken: set[str] = set()
+        self._failed = False
         self._next_look = 0.0
         self._sent = 0
         self._run_sh = os.getppid()
@@ -354,7 +379,7 @@ class Queue:
         try:
             attempt, starter = entry.job.path, self._starter
             job = Running(attempt, entry.words, gpu.device, starter, gpu.env, gpu.files)
-            worker.running = entry, job
+            worker.running, worker.size, worker.longest = (entry, job), 0, 0.0
         except OSError as error:
             self._say(entry, f"job {entry.job.id} cannot be started: {cause(error)}")
             self._leave(worker, entry, exit_status.FAILED)
@@ -363,8 +388,11 @@ class Queue:
         """Record how a job has ended, if it has; one that is tried again comes first."""
         status = job.status()
         if status is None:
+            if worker.is_stuck(entry):
+                messages.send(f"job {entry.job.id} logs nothing any more: {entry.job.name}")
             return
-        self._say(entry, job.ending(status))
+        ending = job.ending(status)
+        self._say(entry, ending)
         why = job.failed_by(status)
         again = why == "memory" and not self.status and entry.retries < self._flags.retries
         entry.retries += again
@@ -372,8 +400,12 @@ class Queue:
             again = entry.moved = True
             self._leave_gpu(worker)
         self._leave(worker, entry, None if again else status)
-        if self._flags.fail_fast and entry.status is not None and entry.state_after == "failed":
-            self._ask(1, "--fail-fast")
+        if entry.status is not None and entry.state_after == "failed":
+            if not self._failed:
+                messages.send(f"the first job has failed: {ending}")
+            self._failed = True
+            if self._flags.fail_fast:
+                self._ask(1, "--fail-fast")
 
     def _leave_gpu(self, worker: Worker) -> None:
         """Start no more jobs on a broken GPU, which would fail one after another."""
