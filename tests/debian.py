@@ -13,7 +13,8 @@ import pytest
 def install(*packages: str) -> None:
     """Install packages; test files that run at once do so in turn. Fails the test if it cannot."""
     sudo = [] if os.getuid() == 0 else ["sudo", "-n"]
-    install = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *packages]
+    install = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-qq", "-y"]
+    install += ["--no-install-recommends", *packages]
     with (Path(tempfile.gettempdir()) / f"apt-get-{os.getuid()}").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         # dpkg first: after an installation that was killed midway, apt-get refuses to go on.

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import debian
 import pytest
-from faults import wait_until
+from faults import silent, wait_until
 from machines import Machine
 from servers import free_port
 
@@ -66,9 +66,80 @@ PartitionName=high Nodes=ALL PriorityTier=2 State=UP
 HERE = "127.0.0.1"
 
 
-class Cluster:
-    """A Slurm of one machine, or of several that reach this one at an `address`. `env` has what its
-    commands need to find it."""
+def arrays(done: subprocess.CompletedProcess[str], jobs: int) -> list[str]:
+    """The ids of the arrays as which so many jobs were submitted."""
+    form = rf"^{jobs} jobs? submitted to (?:Slurm|SGE) as (.*); --list"
+    (ids,) = re.findall(form, silent(done).stdout, re.MULTILINE)
+    return ids.split(", ")
+
+
+def listed(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str]]:
+    """What `--list` says of each job."""
+    found = re.findall(r"^(\w{12})  (\w+) .*?(?:\[(.*)\])?$", silent(done).stdout, re.MULTILINE)
+    return {job: (state, re.sub("(PENDING), .*", r"\1", about)) for job, state, about in found}
+
+
+HELD = """\
+        folder = job._folder
+        with (folder.path / "devices").open("a") as file:
+            print(os.environ["CUDA_VISIBLE_DEVICES"], os.environ["OMP_NUM_THREADS"], file=file)
+        if settings.note == "fails":
+            raise KeyError("no")
+        while job.step and os.path.exists("hold") and not folder.interruption.asked:
+            (folder.path / "held").touch()
+            time.sleep(0.05)
+        (folder.path / "held").unlink(missing_ok=True)
+        model.train()
+"""
+"""In the training loop: a job writes down its GPU and its threads, and fails, or waits after its
+first epoch for as long as there is a file `hold`."""
+
+
+class Batch:
+    """A batch system in a folder: its processes, and its commands, which need `env` to find it."""
+
+    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+        self._folder, self.env = folder, env
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def ask(self, *command: str, given: str | None = None) -> str:
+        done = self._try(*command, given=given)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        return done.stdout
+
+    def end(self) -> None:
+        """End its processes, the last one first."""
+        for process in reversed(self._processes):
+            process.terminate()
+            process.wait(60)
+
+    def _start(self, command: list[str], ready: Callable[[], bool]) -> None:
+        with (self._folder / "output.txt").open("a") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=self._folder,
+                env=os.environ | self.env | {"PATH": PATH},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+        wait_until(lambda: process.poll() is not None or ready())
+        assert process.poll() is None, (self._folder / "output.txt").read_text()
+
+    def _try(self, *command: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=self._folder,
+            env=os.environ | self.env | {"PATH": PATH},
+            capture_output=True,
+            text=True,
+            input=given,
+        )
+
+
+class Cluster(Batch):
+    """A Slurm of one machine, or of several that reach this one at an `address`."""
 
     def __init__(
         self,
@@ -78,13 +149,11 @@ class Cluster:
         machines: Sequence[Machine],
         address: str,
     ) -> None:
-        self._folder = folder
+        super().__init__(folder, {"SLURM_CONF": str(folder / "slurm.conf")})
         host = platform.node().split(".")[0]
         self._machines = machines or [Machine(host, HERE, ())]
         node = "NodeName={} NodeAddr={} CPUs={} RealMemory=1000 Gres=gpu:{} State=UNKNOWN"
         cpus = 2 * gpus or CPUS
-        self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
-        self._processes: list[subprocess.Popen[bytes]] = []
         self._settings: dict[str, object] = {
             "host": host,
             "address": address,
@@ -110,11 +179,6 @@ class Cluster:
         for machine in self._machines:
             self._start([*machine.within, "slurmd", "-D", "-N", machine.name], lambda: True)
         wait_until(lambda: self._try(*asked).stdout == "idle\n")
-
-    def ask(self, *command: str) -> str:
-        done = self._try(*command)
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
-        return done.stdout
 
     def states(self) -> list[str]:
         """Slurm's word for the state of each task in its queue."""
@@ -170,9 +234,7 @@ class Cluster:
             if len(self._processes) == 2 + len(self._machines):
                 wait_until(self._is_emptied, pause=PAUSE)
         finally:
-            for process in reversed(self._processes):
-                process.terminate()
-                process.wait(60)
+            self.end()
 
     def _is_emptied(self) -> bool:
         self.ask("scancel", f"--user={self._settings['user']}")
@@ -199,29 +261,6 @@ class Cluster:
 
     def _configure(self, settings: dict[str, object]) -> None:
         (self._folder / "slurm.conf").write_text(CONFIGURATION.format(**settings))
-
-    def _start(self, command: list[str], ready: Callable[[], bool]) -> None:
-        with (self._folder / "output.txt").open("a") as output:
-            process = subprocess.Popen(
-                command,
-                cwd=self._folder,
-                env=os.environ | self.env | {"PATH": PATH},
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        self._processes.append(process)
-        wait_until(lambda: process.poll() is not None or ready())
-        assert process.poll() is None, (self._folder / "output.txt").read_text()
-
-    def _try(self, *command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command,
-            cwd=self._folder,
-            env=os.environ | self.env | {"PATH": PATH},
-            capture_output=True,
-            text=True,
-        )
 
 
 @contextmanager

@@ -315,6 +315,12 @@ def test_damaged_records(jobs):
         (("list", "--by", "test_loss", "--test"), "--by test_loss: no job has this result"),
         (("list", "--where", "learning"), "--where learning: must look like 'lr>1e-3'"),
         (("list", "--where", "lrr>1"), "--where lrr>1: no such setting; did you mean lr?"),
+        (("cluster",), "cluster: what? check"),
+        (("cluster", "checks", "lab"), "cluster checks: did you mean check?"),
+        (
+            ("cluster", "check", "lab"),
+            "lab: no such cluster in cluster.toml; jobs.py docs clusters",
+        ),
         (("show",), "the following arguments are required: JOB"),
         (("show", "none"), "there is no job none; `python jobs.py list` shows all"),
         (("show", ""), "2 job ids; give more digits"),

@@ -5,14 +5,13 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from faults import Project, assert_as_undisturbed, one_line, silent, wait_until
-from slurms import PAUSE, Cluster, slurm
+from slurms import HELD, PAUSE, Cluster, arrays, listed, slurm
 from sweeps import Lab, assert_after_their_inputs, assert_one_at_a_time, light, write_grid
 
 pytestmark = pytest.mark.full
@@ -35,36 +34,8 @@ def lab(project, cluster, tmp_path):
     return lab
 
 
-def arrays(done: "subprocess.CompletedProcess[str]", jobs: int) -> list[str]:
-    form = rf"^{jobs} jobs? submitted to Slurm as (.*); --list"
-    (ids,) = re.findall(form, silent(done).stdout, re.MULTILINE)
-    return ids.split(", ")
-
-
-def listed(done: "subprocess.CompletedProcess[str]") -> dict[str, tuple[str, str]]:
-    """What `--list` says of each job."""
-    found = re.findall(r"^(\w{12})  (\w+) .*?(?:\[(.*)\])?$", silent(done).stdout, re.MULTILINE)
-    return {job: (state, re.sub("(PENDING), .*", r"\1", about)) for job, state, about in found}
-
-
 def folders(root: Path) -> list[Path]:
     return list((root / ".sweeps").iterdir())
-
-
-HELD = """\
-        folder = job._folder
-        with (folder.path / "devices").open("a") as file:
-            print(os.environ["CUDA_VISIBLE_DEVICES"], os.environ["OMP_NUM_THREADS"], file=file)
-        if settings.note == "fails":
-            raise KeyError("no")
-        while job.step and os.path.exists("hold") and not folder.interruption.asked:
-            (folder.path / "held").touch()
-            time.sleep(0.05)
-        (folder.path / "held").unlink(missing_ok=True)
-        model.train()
-"""
-"""In the training loop: a job writes down its GPU and its threads, and fails, or waits after its
-first epoch for as long as there is a file `hold`."""
 
 
 def test_jobs_that_train(
@@ -236,3 +207,72 @@ def test_what_sbatch_refuses_in_part(lab, cluster):
         assert len(arrays(lab.sweep("--slurm"), 2)) == 1
     cluster.wait_until_empty()
     assert sorted(Counter(i.job for i in lab.intervals()).values()) == [1] * 6
+
+
+HYADES = '[hyades]\nsystem = "slurm"\n'
+
+
+def test_the_check_of_a_cluster(lab: Lab, cluster: Cluster) -> None:
+    """All works but the GPUs, which torch cannot use; then a folder of data is missing there."""
+    toml = lab.project.root / "cluster.toml"
+    toml.write_text(HYADES)
+    (lab.project.root / "data" / "photos").mkdir(parents=True)
+    run = ("python", "jobs.py", "cluster", "check", "hyades")
+    found = lab.project.do(*run, GPUS="")
+    assert found.returncode == 1, found
+    begun, *lines = [line for line in found.stdout.splitlines() if not line.startswith("  ")]
+    assert re.fullmatch(r"submitted to Slurm as \d+", begun)
+    assert [line for line in lines if not line.startswith("ok   ")] == [
+        line for line in lines if line.startswith("not  GPU: --device auto: CUDA_VISIBLE_DEVICES")
+    ]
+    said = ["started after", "on ", "store: ", "data: ", "warning: ", "put back", "runs: "]
+    assert [begin for begin in said if any(line[5:].startswith(begin) for line in lines)] == said
+    toml.write_text(HYADES + f'gpus = 0\nnode_data = "{lab.machine}"\n')
+    found = lab.project.do(*run, GPUS="")
+    assert found.returncode == 1 and f"not  data: {lab.machine}: photos missing" in found.stdout
+    assert "GPU" not in found.stdout
+    toml.write_text(HYADES + 'gpus = 0\nsetup = ["module load nothing"]\n')
+    found = lab.project.do(*run, GPUS="")
+    assert "not  ended early: setup in cluster.toml failed: module load nothing" in found.stdout
+    assert cluster.states() == [] and folders(lab.project.root) == []
+
+
+def test_set_up_and_data_on_the_nodes_disk(lab: Lab, cluster: Cluster) -> None:
+    """A line of setup copies it there, and the job reads it there, unless it names another."""
+    data = lab.project.root / "data"
+    data.mkdir()
+    (data / "a").write_text("1")
+    copy = 'mkdir -p "$DISK" && cp -a data "$DISK"'
+    place = f"export DISK={lab.machine}/$SLURM_JOB_ID"
+    (lab.project.root / "cluster.toml").write_text(
+        HYADES + f"setup = ['{place}', 'cd {lab.project.root}', '{copy}']\n"
+        'node_data = "$DISK/data"\n'
+    )
+    script = lab.project.root / "run.py"
+    where = "    print(job.runtime.data_root, [*job.runtime.data_root.iterdir()])\n"
+    script.write_text(script.read_text().replace("    job.make()\n", f"{where}    job.make()\n"))
+    lab.write_grid("--seed 1", f"--seed 2 --data-root {lab.machine}/gpus")
+    arrays(lab.sweep("--on", "hyades"), 2)
+    cluster.wait_until_empty()
+    jobs = listed(lab.sweep("--list"))
+    assert [state for state, _ in jobs.values()] == ["unsent", "unsent"]
+    first, second = [(lab.project.folder(job) / "output.txt").read_text() for job in jobs]
+    assert re.search(rf"{lab.machine}/\d+/data \[.*/data/a", first), first
+    assert f"{lab.machine}/gpus [" in second
+
+
+def test_a_cluster_without_gres(project: Project, tmp_path: Path) -> None:
+    """Jobs ask for no GPUs, and take free ones of the machine's."""
+    with slurm(gpus=0, largest_array=ARRAY) as cluster:
+        lab = Lab(project, tmp_path, gpus=2)
+        lab.env |= cluster.env
+        lab.write_grid(*map(light(seconds=1), range(4)))
+        (lab.project.root / "cluster.toml").write_text(HYADES)
+        said = one_line(lab.sweep("--on", "hyades"), 2)
+        assert said.startswith("run.sh: sbatch: error: ")
+        (lab.project.root / "cluster.toml").write_text(HYADES + 'ask = { gpus = "" }\n')
+        arrays(lab.sweep("--on", "hyades"), 4)
+        cluster.wait_until_empty()
+        assert {interval.device for interval in lab.intervals()} <= {"GPU-0", "GPU-1"}
+        assert len(lab.intervals()) == 4
+        assert_one_at_a_time(lab.intervals())

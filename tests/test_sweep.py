@@ -194,9 +194,9 @@ UNKNOWN = "no such flag; see --help"
         ("--fail-fats", "--fail-fats: no such flag; did you mean --fail-fast?"),
         ("--retries -1", "--retries -1: must be at least 0"),
         ("--gpus 3", "--gpus 3: nvidia-smi does not list this GPU"),
-        ("--at-most 3", "--at-most: only with --slurm"),
-        ("-- --partition gpu", "--: only with --slurm"),
-        ("--slurm --retries 2", "--retries: not with --slurm"),
+        ("--at-most 3", "--at-most: only with --on or --slurm"),
+        ("-- --partition gpu", "--: only with --on or --slurm"),
+        ("--slurm --retries 2", "--retries: not with --on or --slurm"),
         ("--json", "--json: only with --list"),
         pytest.param(
             *("--slurm", "--slurm: there is no sbatch on this machine"),
@@ -330,10 +330,83 @@ def test_a_message_that_cannot_be_sent_stops_nothing(lab):
 
 def pretend_slurm(lab: Lab) -> None:
     """Put commands of Slurm's on the machine that take jobs and do nothing with them."""
-    done = {"sbatch": "echo $$", "scontrol": "echo MaxArraySize = 9", "squeue": "true"}
+    submit = 'printf \'%s\\0\' "$@" >>"$(dirname "$0")/submitted"; echo $$'
+    done = {"sbatch": submit, "scontrol": "echo MaxArraySize = 9", "squeue": "true"}
     for name, answer in done.items():
         (lab.machine / name).write_text(f"#!/bin/sh\n{answer}\n")
         (lab.machine / name).chmod(0o755)
+
+
+def test_what_is_wrong_in_cluster_toml(lab: Lab) -> None:
+    """Nothing is submitted; tests/engine/test_clusters.py has the other mistakes."""
+    pretend_slurm(lab)
+    lab.write_grid("--seed 9")
+    (lab.project.root / "cluster.toml").write_text('[hyades]\nsystem = "slurm"\npartitions = "a"\n')
+    said = one_line(lab.sweep("--on", "hyades"), 2)
+    hint = "no such key; did you mean partition?"
+    assert said == f"run.sh: cluster.toml: [hyades] partitions: {hint}"
+    assert not (lab.machine / "submitted").exists()
+
+
+def test_a_cluster_is_asked_for_what_cluster_toml_says(lab: Lab, tmp_path: Path) -> None:
+    """A person's own file adds to the project's, and replaces it."""
+    pretend_slurm(lab)
+    lab.write_grid("--seed 9", "--seed 8 --data-root elsewhere")
+    (lab.project.root / "cluster.toml").write_text(
+        """[hyades]
+system = "slurm"
+partition = "gpu"
+account = "somebody"
+constraint = "a100&nvlink"
+cores = 8
+memory = "32G"
+time = "4:00:00"
+ask = { gpus = "--ntasks=1 --gpus-per-task=a100:{}" }
+options = ["--exclude=bad node"]
+requeue = false
+setup = ["module load 'cuda 12'"]
+runs = "$SCRATCH/runs"
+data = "/data"
+"""
+    )
+    own = tmp_path / "config" / "labjobs"
+    own.mkdir(parents=True)
+    (own / "cluster.toml").write_text('[hyades]\naccount = "me"\nqos = "fast"\n')
+    lab.env |= {"XDG_CONFIG_HOME": str(own.parent), "SCRATCH": str(tmp_path / "scratch")}
+    flags = ("--on", "hyades", "--gpus-per-job", "2", "--at-most", "3", "--", "--nice=1")
+    assert "2 jobs submitted to Slurm as " in silent(lab.sweep(*flags)).stdout
+    words = (lab.machine / "submitted").read_text().split("\0")
+    for word in (
+        "--partition=gpu",
+        "--account=me",
+        "--qos=fast",
+        "--constraint=a100&nvlink",
+        "--cpus-per-task=8",
+        "--mem=32G",
+        "--time=4:00:00",
+        "--ntasks=1",
+        "--gpus-per-task=a100:2",
+        "--exclude=bad node",
+        "--no-requeue",
+        "--nice=1",
+        "--array=0-1%3",
+    ):
+        assert word in words, word
+    assert not any(word.startswith("--gres") for word in words)
+    (record,) = lab.project.root.glob(".sweeps/*/submitted.json")
+    given = [f"--runs-root={tmp_path}/scratch/runs", "--data-root=/data"]
+    jobs = [words for _, words in json.loads(record.read_text())["jobs"]]
+    own = [["--seed", "9"], ["--seed", "8", "--data-root", "elsewhere"]]
+    assert jobs == [["run.py", *given, *flags] for flags in own]
+    assert len(list((tmp_path / "scratch/runs").glob("*/*"))) == 2
+    (script,) = (word for word in words if word.startswith("--wrap="))
+    done = subprocess.run(
+        ["sh", "-c", script.removeprefix("--wrap=")], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 1 and "setup in cluster.toml failed: module load" in done.stderr
+    lab.write_grid("--seed 7")
+    assert lab.sweep("--on", "local").returncode == 0
+    assert len(lab.intervals()) == 1
 
 
 def test_slurm_gives_what_is_not_here(lab, project, tmp_path):

@@ -48,3 +48,4 @@ EXPORTED = "exported"
 LEFT = "left.json"
 CHECKED = "checked.json"
 SUBMITTED = "submitted.json"
+ARRAYS = "arrays"  # of a batch system

@@ -12,6 +12,7 @@ made of. What answers for jobs imports no torch, so that it answers at once.
     diff        `diff`: in what two jobs, or groups of jobs, differ
     bisect      `bisect`: which changed definitions make two attempts differ
     disk        `disk`, `clean`, `rm`: the space that jobs take
+    cluster     `cluster check`: what works on a cluster, from a job of a minute
     find        `find`: a learning rate, a batch size, a number of loader processes, from short jobs
     export      `export-model`: a folder with the network, as torch.export writes it
 """

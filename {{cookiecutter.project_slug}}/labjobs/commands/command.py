@@ -9,6 +9,7 @@ import pydoc
 import signal
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -225,6 +226,11 @@ COMMANDS = {
         argument("wanted", "a page or a word (default: all pages)", nargs="?", default=""),
         lambda _, given: print_docs(given.wanted),
     ),
+    "cluster check": Command(
+        "submit a job of a minute to a cluster of cluster.toml, and print what works there",
+        argument("name", "a cluster in cluster.toml", metavar="NAME"),
+        lambda _, given: import_module("labjobs.commands.cluster").check(given),
+    ),
     "eject": Command(
         "copy the engine's source into the project, as labjobs/, where it can be edited",
         {},
@@ -296,7 +302,7 @@ def jobs_command() -> int:
 def _read(words: list[str]) -> argparse.Namespace:
     """Return the arguments on the command line; `words` are the flags of a job, which follow `--`.
     Raises SettingsError if they are wrong."""
-    finds = words[:1] == ["find"]
+    finds, several = words[:1] == ["find"], words[:1] in (["find"], ["cluster"])
     cut = words.index("--") if finds and "--" in words else len(words)
     words, flags = words[:cut], words[cut + 1 :]
     parser = Parser(prog="jobs.py", usage="python jobs.py COMMAND …", allow_abbrev=False)
@@ -318,8 +324,8 @@ def _read(words: list[str]) -> argparse.Namespace:
             about.add_argument(argument, **takes)
     if not words:
         raise SettingsError(f"which command? {', '.join(COMMANDS)}; see --help")
-    if finds:
-        words = _find_joined(words)
+    if several:
+        words = _joined(words)
     if words[0] not in (*COMMANDS, "-h", "--help", "--version"):
         raise SettingsError(f"{words[0]}: no such command; {did_you_mean(words[0], COMMANDS)}")
     given, unknown = parser.parse_known_args(words)
@@ -332,11 +338,12 @@ def _read(words: list[str]) -> argparse.Namespace:
     return given
 
 
-def _find_joined(words: list[str]) -> list[str]:
+def _joined(words: list[str]) -> list[str]:
     """The words with `find lr` as one, which is the name of a command."""
-    things = [name.removeprefix("find ") for name in COMMANDS if name.startswith("find ")]
-    if not words[1:]:
-        raise SettingsError(f"find: what? {', '.join(things)}")
-    if words[1] not in things:
-        raise SettingsError(f"find {words[1]}: {did_you_mean(words[1], things)}")
-    return [" ".join(words[:2]), *words[2:]]
+    first, *rest = words
+    things = [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
+    if not rest:
+        raise SettingsError(f"{first}: what? {', '.join(things)}")
+    if rest[0] not in things:
+        raise SettingsError(f"{first} {rest[0]}: {did_you_mean(rest[0], things)}")
+    return [f"{first} {rest[0]}", *rest[1:]]

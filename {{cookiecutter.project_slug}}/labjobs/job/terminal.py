@@ -19,11 +19,13 @@ from tqdm import tqdm
 
 # How signals end a job: immediately or, while it trains, between two steps, since no checkpoint
 # could hold a half-done step. The signals are Ctrl-C (INT), a closed terminal (HUP), TERM, and
-# USR1, with which Slurm warns that a job is about to end.
+# USR1 and USR2, with which Slurm and Grid Engine warn that a job is about to end.
+
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 SIGNALS = [
     number
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, *WARNINGS)
     if signal.getsignal(number) is not signal.SIG_IGN  # as Ctrl-C is under run.sh, HUP under nohup
 ]
 

@@ -1,10 +1,10 @@
-"""Many jobs: the grid, the queue, the GPUs, Slurm. May import cli, distributed, job and tracking.
+"""Many jobs: the grid, queue, GPUs, clusters. May import cli, distributed, job and tracking.
 
-sweep    the command behind run.sh, whose shell part is sweep.sh; options: its flags
+sweep    the command behind run.sh, whose shell part is sweep.sh; options: its flags and clusters
 grid     the lines of the grid; search: those that draw settings, or stop the worse ones
 states   what state each job is in; the copy of the code that a sweep runs
 gpus     which job has which GPU
 starter  how a job is started, and the check before
 messages to whoever has started a sweep, by a command of theirs
-slurm    the same by Slurm
+arrays   jobs on a cluster, by slurm or gridengine
 """

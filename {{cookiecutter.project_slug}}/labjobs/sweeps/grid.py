@@ -120,10 +120,13 @@ class Entry:
             files.write_record(self.job.root / layout.DRAWN, record)
 
 
-def entries(grid: Path) -> list[Entry]:
-    """Return the jobs in a sweep's file."""
+def entries(grid: Path, flags: Sequence[str] = ()) -> list[Entry]:
+    """Return the jobs in a sweep's file, with these flags before their own."""
     text = os.fsdecode(grid.read_bytes())
-    return list(_entries(iter(text.split("\0")[:-1])))
+    found = list(_entries(iter(text.split("\0")[:-1])))
+    for entry in found:
+        entry.flags[:0] = flags
+    return found
 
 
 def confirmations(grid: Path) -> list[tuple[str, int]]:

@@ -1,13 +1,22 @@
-"""The flags of run.sh."""
+"""What a sweep is told: the flags of run.sh, and the clusters that cluster.toml describes."""
 
+import os
+import re
 import shutil
-from dataclasses import dataclass
-from typing import Literal
+import subprocess
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from labjobs.cli.flags import option
 from labjobs.cli.parser import parse
-from labjobs.errors import SettingsError
+from labjobs.errors import SettingsError, did_you_mean
+from labjobs.files import PROJECT, shown
 from labjobs.settings import setting
+
+HERE = "local"  # for --on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +58,15 @@ class Flags:
     """GPUs for each job, which trains with a process on each of them. `python jobs.py docs
     several-gpus` says when not to."""
 
+    on: str = HERE
+    """Submit the jobs to a cluster that cluster.toml describes; words after -- go to its sbatch or
+    qsub. local: this machine. `python jobs.py docs clusters` says more."""
+
     slurm: bool = False
-    """Submit the jobs to Slurm; words after -- go to sbatch."""
+    """Submit the jobs to Slurm, with sbatch's options after -- and no cluster.toml."""
 
     at_most: int | None = setting(None, at_least=1)
-    """With --slurm: run at most this many jobs at once."""
+    """With --on or --slurm: run at most this many jobs at once."""
 
 
 @dataclass(frozen=True)
@@ -61,35 +74,208 @@ class Nothing:
     """No other flags."""
 
 
-HERE = ("gpus", "per_gpu", "retries", "fail_fast")
+ONLY_HERE = ("gpus", "per_gpu", "retries", "fail_fast")
 """Flags of a sweep on this machine."""
 
-OF_RUN_SH = ("--array", "-a", "--dependency", "-d", "--output", "-o", "--wrap")
-"""Options of sbatch that cannot be given."""
+
+class System(NamedTuple):
+    """A batch system: its name, the commands that submit and cancel jobs, a pattern of the options
+    of the first that run.sh sets, and how it is asked for what a key of cluster.toml says."""
+
+    title: str
+    submits: str
+    cancels: str
+    taken: str
+    forms: Mapping[str, str]
 
 
-def read(words: list[str]) -> tuple[Flags, list[str]]:
-    """Return run.sh's flags, and the words after `--`, which are for sbatch. Raises SettingsError
-    if they are wrong; `--help` ends the process.
+SYSTEMS = {
+    "slurm": System(
+        *("Slurm", "sbatch", "scancel"),
+        r"--(array|dependency|output|wrap)\b.*|-[ado].*",
+        {key: f"--{key}={{}}" for key in ("partition", "account", "qos", "constraint", "time")}
+        | {"gpus": "--gres=gpu:{}", "cores": "--cpus-per-task={}", "memory": "--mem={}"},
+    ),
+    "gridengine": System(
+        *("SGE", "qsub", "qdel"),
+        "-(b|e|hold_jid|hold_jid_ad|j|N|o|S|sync|t|tc|terse)",
+        {"partition": "-q {}", "account": "-P {}", "constraint": "-l {}"}
+        | {"gpus": "-l gpu={}", "cores": "-pe smp {}", "time": "-l h_rt={}"},
+    ),
+}
+
+
+def ask(*command: str, given: str | None = None) -> str:
+    """Return what a command of a batch system prints, `given` what it reads. Raises SettingsError
+    if it fails."""
+    how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
+    try:
+        done = subprocess.run(command, input=given, **how)
+    except FileNotFoundError as error:
+        raise SettingsError(f"there is no {command[0]} on this machine") from error
+    if done.returncode:
+        said = "; ".join(done.stderr.strip().splitlines()) or f"status {done.returncode}"
+        raise SettingsError(f"{command[0]}: {said.removeprefix(f'{command[0]}: ')}")
+    return str(done.stdout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A cluster in cluster.toml, whose keys these are, except for the `flag` that chose it and how
+    many jobs run at once, `at_most`."""
+
+    flag: str = "--slurm"
+    system: str = "slurm"
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    gpus: int = 1
+    cores: int = 0
+    memory: str = ""
+    time: str = ""
+    ask: dict[str, str] = field(default_factory=dict)
+    options: list[str] = field(default_factory=list)
+    requeue: bool = True
+    setup: list[str] = field(default_factory=list)
+    runs: str = ""
+    data: str = ""
+    node_data: str = ""
+    at_most: int | None = None
+
+    @property
+    def title(self) -> str:
+        """The name of its system."""
+        return SYSTEMS[self.system].title
+
+    @property
+    def wanted(self) -> list[str]:
+        """The options that ask for what its jobs need."""
+        forms = {**SYSTEMS[self.system].forms, **self.ask}
+        given = [(form, vars(self)[key]) for key, form in forms.items()]
+        return [word.replace("{}", str(v)) for form, v in given if v for word in form.split()]
+
+    @property
+    def flags(self) -> list[str]:
+        """The flags of its jobs: where runs and data lie."""
+        roots = {"--runs-root": self.runs, "--data-root": self.data}
+        return [f"{flag}={expanded(path)}" for flag, path in roots.items() if path]
+
+
+def expanded(path: str) -> str:
+    """Return a path with the values of its variables, such as $USER."""
+    return os.path.expanduser(os.path.expandvars(path))
+
+
+def read(words: list[str]) -> tuple[Flags, Cluster | None]:
+    """Return run.sh's flags, and the cluster that runs the jobs, None for this machine. Raises
+    SettingsError if they are wrong; `--help` ends the process.
     """
     cut = words.index("--") if "--" in words else len(words)
-    own, sbatch = words[:cut], words[cut + 1 :]
+    own, more = words[:cut], words[cut + 1 :]
     try:
         flags, _ = parse(Flags, Nothing, own)
     except SettingsError as error:
         is_sbatchs = "--slurm" in own and "no such flag" in str(error)
         raise SettingsError(f"{error}{'; options of sbatch go after --' * is_sbatchs}") from None
-    here = [option(name) for name in HERE if flags.slurm and getattr(flags, name)]
-    refused = [word for word in sbatch if word.startswith(OF_RUN_SH)]
+    away = flags.slurm or flags.on != HERE
+    here = [option(name) for name in ONLY_HERE if away and getattr(flags, name)]
     wrong = {
         "--json: only with --list": flags.json and not flags.list,
-        "--at-most: only with --slurm": flags.at_most and not flags.slurm,
-        "--: only with --slurm": sbatch and not flags.slurm,
-        f"{', '.join(here)}: not with --slurm": here,
+        "--at-most: only with --on or --slurm": flags.at_most and not away,
+        "--: only with --on or --slurm": more and not away,
+        "--slurm: not with --on": flags.slurm and flags.on != HERE,
+        f"{', '.join(here)}: not with --on or --slurm": here,
         "--gpus-per-job: not with --per-gpu": flags.per_gpu and flags.gpus_per_job > 1,
-        f"{', '.join(refused)}: run.sh sets this option of sbatch": refused,
-        "--slurm: there is no sbatch on this machine": flags.slurm and not shutil.which("sbatch"),
     }
     for line in filter(wrong.get, wrong):
         raise SettingsError(line)
-    return flags, sbatch
+    if not away:
+        return flags, None
+    found = Cluster() if flags.slurm else cluster(flags.on)
+    system, count = SYSTEMS[found.system], flags.gpus_per_job
+    if taken := _wrong("options", more, vars(found)):
+        raise SettingsError(taken)
+    if not shutil.which(system.submits):
+        raise SettingsError(f"{found.flag}: there is no {system.submits} on this machine")
+    gpus, options = count if found.gpus or count > 1 else 0, [*found.options, *more]
+    return flags, replace(found, gpus=gpus, options=options, at_most=flags.at_most)
+
+
+# cluster.toml has a table for each cluster: `[hyades]`, then keys and values. A person's own file,
+# ~/.config/labjobs/cluster.toml, adds to the project's or replaces it, key by key.
+
+FILE = "cluster.toml"
+
+KEYS = {key: type(of) for key, of in vars(Cluster()).items() if key not in ("flag", "at_most")}
+
+FORMS = SYSTEMS["slurm"].forms.keys()
+"""Keys for which a system can be asked."""
+
+KINDS: dict[type, str] = {
+    **{str: "a text of one line", int: "a whole number", bool: "true or false"},
+    **{list: "a list of texts", dict: 'options by key, such as { gpus = "--gres=gpu:a100:{}" }'},
+}
+
+PATTERNS = {
+    "gpus": ("[01]", "1, or 0 for none"),
+    "cores": (r"\d+", "at least 0"),
+    "memory": (r"\d+[KMGT]", "a number and its unit, such as 32G"),
+    "time": (r"(?!0+:0[01]:)\d+:[0-5]\d:[0-5]\d", "at least two minutes, such as 4:00:00"),
+}
+
+
+def cluster(name: str) -> Cluster:
+    """Return the cluster with a name. Raises SettingsError if there is none, or it is wrong."""
+    own = Path(expanded(os.environ.get("XDG_CONFIG_HOME") or "~/.config"), "labjobs", FILE)
+    files = {path: _tables(path) for path in (PROJECT / FILE, own)}
+    known = sorted({each for tables in files.values() for each in tables})
+    if name not in known:
+        hint = (
+            did_you_mean(name, known) if known else "jobs.py docs clusters shows how to write one"
+        )
+        raise SettingsError(f"{name}: no such cluster in {FILE}; {hint}")
+    values = {key: value for each in files.values() for key, value in each.get(name, {}).items()}
+    if values.get("system") not in [*SYSTEMS]:
+        raise SettingsError(f"{FILE}: [{name}] system: must be {' or '.join(SYSTEMS)}")
+    for path, tables in files.items():
+        for key, value in tables.get(name, {}).items():
+            if wrong := _wrong(key, value, values):
+                raise SettingsError(f"{shown(path)}: [{name}] {key}: {wrong}")
+    return Cluster(flag=f"--on {name}", **values)
+
+
+def _tables(path: Path) -> dict[str, dict[str, Any]]:
+    """The tables of a file, if there is one."""
+    try:
+        tables = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{shown(path)}: {error}") from None
+    for name, table in tables.items():
+        if not isinstance(table, dict) or name == HERE:
+            raise SettingsError(f"{shown(path)}: {name}: must be below a name such as [hyades]")
+    return tables
+
+
+def _wrong(key: str, value: Any, values: Mapping[str, Any]) -> str:
+    """What is wrong with the value of a key, among all of a cluster; empty if nothing is."""
+    if key not in KEYS:
+        return f"no such key; {did_you_mean(key, KEYS)}"
+    within = [*value.values()] if isinstance(value, dict) else value
+    texts = within if isinstance(within, list) else [str(value)]
+    fine = all(isinstance(text, str) and text.isprintable() for text in texts)
+    if type(value) is not KEYS[key] or not fine:
+        return f"must be {KINDS[KEYS[key]]}"
+    pattern, wanted = PATTERNS.get(key, (".*", ""))
+    if not re.fullmatch(pattern, str(value)):
+        return f"{value} must be {wanted}"
+    system, asked = SYSTEMS[values["system"]], values.get("ask")
+    asked = asked if isinstance(asked, dict) else {}
+    if key in FORMS - {*system.forms, *asked}:
+        return f'say how {system.title} is asked for it: ask = {{ {key} = "-… {{}}" }}'
+    if key == "ask" and (unknown := sorted(asked.keys() - FORMS)):
+        return f"{unknown[0]}: no such key; {did_you_mean(unknown[0], FORMS)}"
+    taken = ", ".join(w for w in texts if key == "options" and re.fullmatch(system.taken, w))
+    return taken and f"{taken}: run.sh sets this option of {system.submits}"

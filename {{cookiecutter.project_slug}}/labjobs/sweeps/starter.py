@@ -176,9 +176,10 @@ def main(folder: Path) -> int:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     os.chdir(PROJECT)
     left = files.read_json(folder / layout.LEFT)
-    named = grid.entries(folder / "grid")
+    named = grid.entries(folder / "grid", left["flags"] or ())
+    here = left["flags"] is None
     try:
-        on_cpu = _check([named[number - 1] for number in left["numbers"]], left["on_slurm"])
+        on_cpu = _check([named[number - 1] for number in left["numbers"]], here)
     except SettingsError as error:
         return leave(exit_status.WRONG, f"run.sh: {error}")
     checked = {"on_cpu": on_cpu, "modules": _imported_libraries()}
@@ -186,15 +187,15 @@ def main(folder: Path) -> int:
     return exit_status.DONE
 
 
-def _check(entries: list[Entry], on_slurm: bool) -> bool:
+def _check(entries: list[Entry], here: bool) -> bool:
     """Check each job; returns whether all run on the CPU. Raises SettingsError."""
     scripts = {script: _imported(script) for script in {entry.script for entry in entries}}
     import torch
 
     from labjobs.training.loop import Job
 
-    # Where Slurm's jobs are submitted there may be no GPU, so each asks for its own by itself.
-    device = torch.device("meta") if on_slurm else None
+    # Where a cluster's jobs are submitted there may be no GPU.
+    device = None if here else torch.device("meta")
     kinds: set[str] = set()
     checked: set[tuple[object, ...]] = set()
 

@@ -4,7 +4,7 @@ finished     all of its results are in the store
 stale        finished or begun with other code or data; --redo-stale runs it again
 unsent       finished, but not everything has been uploaded
 running      a process is training it, here or elsewhere
-queued       it is in Slurm's queue
+queued       it is in the queue of a cluster
 paused       it has reached its --pause-after, or a rung of a halving that is not decided yet
 stopped      others were better at a rung of a halving; without that line, it trains on
 interrupted  it stopped before its end, or was killed; it continues from its last checkpoint
@@ -32,7 +32,7 @@ from labjobs.job import journal, provenance
 from labjobs.job.folder import JobFolder, owner_of
 from labjobs.job.identity import identity
 from labjobs.job.terminal import counted, duration, leave
-from labjobs.sweeps import slurm
+from labjobs.sweeps import arrays
 from labjobs.sweeps.gpus import LOOK
 from labjobs.sweeps.grid import TAIL, Entry
 from labjobs.tracking import courier, stored_jobs
@@ -50,7 +50,7 @@ class State(NamedTuple):
 
 
 class View:
-    """What the store and Slurm know about the project's jobs at one moment."""
+    """What the store and batch systems know about the project's jobs at one moment."""
 
     def __init__(self) -> None:
         self.known = stored_jobs.known(experiment_name())
@@ -58,7 +58,7 @@ class View:
         self.problems = [f"{away}; going by the jobs' folders alone"] if away else []
         self.queued: dict[str, str] = {}
         try:
-            self.queued = slurm.queued(PROJECT / layout.SWEEPS)
+            self.queued = arrays.queued(PROJECT / layout.SWEEPS)
         except SettingsError as error:
             self.problems.append(f"{error}; the jobs in its queue are not known")
 
@@ -75,7 +75,7 @@ class View:
         if host := self.known.host(job, owner_of(job.path)):
             return State("running", f"on {host}")
         if queued := self.queued.get(job.id):
-            return State("queued", f"Slurm {queued}")
+            return State("queued", queued)
         return self._by_folder(job) if counts else State("pending")
 
     def of(self, entry: Entry) -> State:
@@ -87,7 +87,7 @@ class View:
         return State(word, f"at {rung}" if word == "stopped" else about)
 
     def warn(self) -> None:
-        """Print the problems in asking the store or Slurm."""
+        """Print the problems in asking the store or a batch system."""
         for problem in self.problems:
             leave(exit_status.FAILED, f"run.sh: {problem}")
 
@@ -222,7 +222,7 @@ def lock_snapshot(folder: Path) -> int:
 
 
 def clear_snapshots(mine: Path) -> None:
-    """Remove the folders of sweeps that have no running process and no job in Slurm."""
+    """Remove the folders of sweeps that have no running process and no job in a queue."""
     for folder in mine.parent.iterdir():
         with suppress(FileNotFoundError):  # another sweep has removed it in the meantime
             if folder != mine and not _alive(folder):
@@ -230,9 +230,9 @@ def clear_snapshots(mine: Path) -> None:
 
 
 def _alive(folder: Path) -> bool:
-    """Whether anything of a sweep still runs: it holds the lock, or is in Slurm's queue."""
-    if slurm.was_given(folder):
-        if slurm.has(folder):
+    """Whether anything of a sweep still runs: it holds the lock, or is in a queue."""
+    if arrays.was_given(folder):
+        if arrays.has(folder):
             return True
     elif time.time() - folder.stat().st_mtime < YOUNG:
         return True

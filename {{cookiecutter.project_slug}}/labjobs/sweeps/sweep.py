@@ -2,8 +2,8 @@
 
 run.sh starts `python -m labjobs.sweeps.sweep FOLDER FLAGS`, with the sweep's folder and its own
 flags. Once the grid is complete (grid.py), every job is read, the code is copied, and the jobs that
-are left are checked; then they run or are submitted to Slurm. Of the project, this process imports
-only settings.py, and it does not import torch.
+are left are checked; then they run or are submitted to a cluster (arrays.py). Of the project, this
+process imports only settings.py, and it does not import torch.
 """
 
 import json
@@ -29,10 +29,10 @@ from labjobs.errors import SettingsError, cause
 from labjobs.files import PROJECT
 from labjobs.job import attempts, identity, provenance, terminal
 from labjobs.job.terminal import leave
-from labjobs.sweeps import gpus, grid, messages, search, slurm, states
+from labjobs.sweeps import arrays, gpus, grid, messages, search, states
 from labjobs.sweeps.gpus import LOOK, Gpu
 from labjobs.sweeps.grid import STARTED, Entry
-from labjobs.sweeps.options import Flags, read
+from labjobs.sweeps.options import Cluster, Flags, read
 from labjobs.sweeps.starter import PAUSE, Running, Starter
 from labjobs.tracking import mlflow_client
 
@@ -40,14 +40,14 @@ from labjobs.tracking import mlflow_client
 def run(folder: Path, words: list[str]) -> int:
     """Plan a sweep and run it, or do what the flags say instead; returns the exit status. Raises
     SettingsError before anything is started."""
-    flags, sbatch = read(words)
+    flags, cluster = read(words)
     lock = states.lock_snapshot(folder)
     grid.answer(folder)
     _leave_when_asked()
     waiting = _confirm(folder, grid.confirmations(folder / "grid"))
     while True:
-        status, before = _run(folder, flags, sbatch, lock), len(waiting)
-        if not waiting or status or flags.list or flags.watch or flags.slurm:
+        status, before = _run(folder, flags, cluster, lock), len(waiting)
+        if not waiting or status or flags.list or flags.watch or cluster:
             return status
         _leave_when_asked()
         waiting = _confirm(folder, waiting)
@@ -78,9 +78,10 @@ def _confirm(folder: Path, wanted: list[tuple[str, int]]) -> list[tuple[str, int
     return left
 
 
-def _run(folder: Path, flags: Flags, sbatch: list[str], lock: int) -> int:
+def _run(folder: Path, flags: Flags, cluster: Cluster | None, lock: int) -> int:
     """Run the jobs of the grid, or do what the flags say instead; return the exit status."""
-    entries = grid.entries(folder / "grid")
+    first = cluster.flags if cluster else None
+    entries = grid.entries(folder / "grid", first or ())
     if not entries:
         raise SettingsError("the grid has no jobs")
     _read_jobs(entries)
@@ -88,22 +89,22 @@ def _run(folder: Path, flags: Flags, sbatch: list[str], lock: int) -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--list | head` prints no trace
         states.watch(entries) if flags.watch else states.show(entries, as_json=flags.json)
         return exit_status.DONE
-    if flags.slurm and any(entry.halving for entry in entries):
-        raise SettingsError("--slurm: not with halving, whose jobs wait for each other")
+    if cluster and any(entry.halving for entry in entries):
+        raise SettingsError(f"{cluster.flag}: not with halving, whose jobs wait for each other")
     states.clear_snapshots(folder)
-    on_slurm, per_job = flags.slurm, flags.gpus_per_job
-    places = [] if on_slurm else gpus.on_gpus(flags.gpus, flags.per_gpu or 1, per_job)
+    per_job = flags.gpus_per_job
+    places = [] if cluster else gpus.on_gpus(flags.gpus, flags.per_gpu or 1, per_job)
     view = states.View()
     view.warn()
-    left = _left(entries, view, flags)
-    if not left and flags.slurm:
+    left = _left(entries, view, flags, cluster)
+    if not left and cluster:
         count = Counter(entry.state for entry in entries)
         held = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
-        leave(exit_status.DONE, f"nothing submitted to Slurm: {held}")
+        leave(exit_status.DONE, f"nothing submitted to {cluster.title}: {held}")
         return _name_left_out(entries)
     if not left:
         return _end(entries)
-    _check_left(left, entries, flags)
+    _check_left(left, entries, per_job)
     if not (folder / "code").exists():
         states.take_snapshot(folder / "code")
     on_gpus = bool(places)
@@ -111,7 +112,7 @@ def _run(folder: Path, flags: Flags, sbatch: list[str], lock: int) -> int:
         most = min(gpus.at_once(entry.job.runtime.threads) for entry in left)
         places = [gpus.Gpu({}) for _ in range(flags.per_gpu or max(1, most // per_job))]
     numbers = [entry.number for entry in left]
-    files.write_json(folder / layout.LEFT, {"numbers": numbers, "on_slurm": on_slurm})
+    files.write_json(folder / layout.LEFT, {"numbers": numbers, "flags": first})
     starter = Starter(folder / "code", min(len(left), len(places)), [lock], per_job)
     if starter.check(folder):
         return exit_status.WRONG
@@ -121,8 +122,8 @@ def _run(folder: Path, flags: Flags, sbatch: list[str], lock: int) -> int:
         print("no git repository here, so no commit is recorded", flush=True)
     if problem := installation.problem(PROJECT):
         print(problem, flush=True)
-    if on_slurm:
-        status = _submit(folder, left, view, since, flags, sbatch)
+    if cluster:
+        status = _submit(folder, left, view, since, cluster)
         submitted = {*left}
         return status or _name_left_out([entry for entry in entries if entry not in submitted])
     if not (on_gpus or flags.per_gpu or files.read_json(folder / layout.CHECKED)["on_cpu"]):
@@ -177,12 +178,14 @@ def _join(entries: list[Entry]) -> None:
         entry.bracket = None if entry.job.id in kept else brackets.get(entry.job.id)
 
 
-def _left(entries: list[Entry], view: states.View, flags: Flags) -> list[Entry]:
+def _left(
+    entries: list[Entry], view: states.View, flags: Flags, cluster: Cluster | None
+) -> list[Entry]:
     """Find the state of each job (`repeated` if it is earlier in the grid too, `skipped` because of
     --only); return the jobs that are left to run, inputs first."""
     to_run = {*STARTED}
-    if not flags.slurm:
-        to_run.add("running")  # wait for it; on Slurm, waiting would block a GPU
+    if not cluster:
+        to_run.add("running")  # wait for it; on a cluster, waiting would block a GPU
     if view.known.problem:
         to_run.remove("unsent")
     if flags.redo_stale:
@@ -202,33 +205,33 @@ def _left(entries: list[Entry], view: states.View, flags: Flags) -> list[Entry]:
     return [left[job] for job in attempts.inputs_first(settings)]
 
 
-def _check_left(left: list[Entry], entries: list[Entry], flags: Flags) -> None:
+def _check_left(left: list[Entry], entries: list[Entry], processes: int) -> None:
     """Look for the inputs of the jobs that are left, in the grid or finished before, and check that
     the number of processes suits them. Raises SettingsError."""
     named = {entry.job.id for entry in entries}
 
     def act(entry: Entry) -> None:
         attempts.check_inputs(entry.job.settings, entry.job.runs_root, named)
-        ranks.check(entry.job.settings, entry.job.runtime, flags.gpus_per_job)
+        ranks.check(entry.job.settings, entry.job.runtime, processes)
 
     grid.each(left, act)
 
 
 def _submit(
-    folder: Path, left: list[Entry], view: states.View, since: int, flags: Flags, sbatch: list[str]
+    folder: Path, left: list[Entry], view: states.View, since: int, cluster: Cluster
 ) -> int:
-    """Hand the jobs that are left to Slurm; returns the exit status."""
-    terminal.handle_signals(signal.SIG_IGN)  # or Slurm could get jobs whose folder is removed
+    """Hand the jobs that are left to a cluster; returns the exit status."""
+    terminal.handle_signals(signal.SIG_IGN)  # or it could get jobs whose folder is removed
     try:
-        line = slurm.submit(folder, left, view.queued, since, flags, sbatch)
+        line = arrays.submit(folder, left, view.queued, since, cluster)
     except SettingsError as error:
-        failed = exit_status.FAILED if slurm.was_given(folder) else exit_status.WRONG
+        failed = exit_status.FAILED if arrays.was_given(folder) else exit_status.WRONG
         return leave(failed, f"run.sh: {error}")
     return leave(exit_status.DONE, line)
 
 
 def _name_left_out(entries: list[Entry]) -> int:
-    """Name the stale and the diverged jobs, which Slurm is not given; returns the exit status."""
+    """Name the stale and the diverged jobs, which are not submitted; returns the exit status."""
     grid.name(entries, {"stale", "diverged"})
     return int(any(entry.state == "stale" for entry in entries))
 

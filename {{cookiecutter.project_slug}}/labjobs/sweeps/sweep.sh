@@ -54,7 +54,7 @@ end_planner() { while kill "$planner" 2>/dev/null; do sleep 0.05; done; }
 clean_up() {
   if [[ -n ${naming:-} ]]; then end_planner; fi
   # A server that is about to end may still write there what it has compiled: then once more.
-  if [[ ! -e $work/slurm ]]; then rm -rf "$work" 2>/dev/null || { sleep 1 && rm -rf "$work"; }; fi
+  if [[ ! -e $work/arrays ]]; then rm -rf "$work" 2>/dev/null || { sleep 1 && rm -rf "$work"; }; fi
   if [[ -n ${naming:-} ]]; then echo "run.sh: nothing was started" >&2 && exit 2; fi
 }
 

@@ -1,0 +1,101 @@
+"""What cluster.toml says, and what is wrong in it: a line that names the file and the key."""
+
+from pathlib import Path
+
+import pytest
+from labjobs.errors import SettingsError
+from labjobs.sweeps import options
+
+SLURM = '[hyades]\nsystem = "slurm"\n'
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The project's cluster.toml and a person's own."""
+    monkeypatch.setattr(options, "PROJECT", tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "config" / "labjobs" / "cluster.toml"
+    own.parent.mkdir(parents=True)
+    return tmp_path / "cluster.toml", own
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "hyades: no such cluster in cluster.toml; jobs.py docs clusters shows how"),
+        ("[hyade]", "hyades: no such cluster in cluster.toml; did you mean hyade?"),
+        (
+            "[hyades",
+            "cluster.toml: Expected ']' at the end of a table declaration (at end of document)",
+        ),
+        ("gpus = 1", "cluster.toml: gpus: must be below a name such as [hyades]"),
+        ("[local]", "cluster.toml: local: must be below a name such as [hyades]"),
+        ("[hyades]", "cluster.toml: [hyades] system: must be slurm or gridengine"),
+        ('[hyades]\nsystem = "pbs"', "cluster.toml: [hyades] system: must be slurm or gridengine"),
+        (SLURM + 'partitions = "a"', "[hyades] partitions: no such key; did you mean partition?"),
+        (SLURM + 'flag = "a"', "[hyades] flag: no such key; known: system, "),
+        (SLURM + "account = 7", "[hyades] account: must be a text of one line"),
+        (SLURM + 'account = "a\\nb"', "[hyades] account: must be a text of one line"),
+        (SLURM + "gpus = 2", "[hyades] gpus: 2 must be 1, or 0 for none"),
+        (SLURM + "gpus = true", "[hyades] gpus: must be a whole number"),
+        (SLURM + "cores = -1", "[hyades] cores: -1 must be at least 0"),
+        (SLURM + 'memory = "32"', "[hyades] memory: 32 must be a number and its unit, such as 32G"),
+        (
+            SLURM + 'time = "4:00"',
+            "[hyades] time: 4:00 must be at least two minutes, such as 4:00:00",
+        ),
+        (SLURM + 'time = "0:01:59"', "time: 0:01:59 must be at least two minutes, such as 4:00:00"),
+        (SLURM + 'requeue = "no"', "[hyades] requeue: must be true or false"),
+        (SLURM + 'setup = "module load cuda"', "[hyades] setup: must be a list of texts"),
+        (SLURM + "setup = [1]", "[hyades] setup: must be a list of texts"),
+        (SLURM + "ask = 1", "[hyades] ask: must be options by key, such as"),
+        (SLURM + 'ask = { gpu = "" }', "[hyades] ask: gpu: no such key; did you mean gpus?"),
+        (
+            SLURM + 'options = ["--exclusive", "--output=x"]',
+            "[hyades] options: --output=x: run.sh sets this option of sbatch",
+        ),
+        (
+            '[hyades]\nsystem = "gridengine"\nmemory = "4G"',
+            """[hyades] memory: say how SGE is asked for it: ask = { memory = "-… {}" }""",
+        ),
+    ],
+)
+def test_what_is_wrong(files: tuple[Path, Path], text: str, said: str) -> None:
+    files[0].write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        options.cluster("hyades")
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_persons_own_file(files: tuple[Path, Path]) -> None:
+    """It adds to the project's, and replaces it; what is wrong in it names it."""
+    project, own = files
+    project.write_text(SLURM + 'account = "lab"\ntime = "4:00:00"\n')
+    own.write_text('[hyades]\naccount = "me"\nqos = "fast"\n[other]\nsystem = "gridengine"\n')
+    found = options.cluster("hyades")
+    assert (found.account, found.qos, found.time) == ("me", "fast", "4:00:00")
+    assert found.wanted == ["--account=me", "--qos=fast", "--time=4:00:00", "--gres=gpu:1"]
+    assert options.cluster("other").wanted == ["-l", "gpu=1"]
+    own.write_text("[hyades]\nqos = 3\n")
+    with pytest.raises(SettingsError, match=r"config/labjobs/cluster.toml: .hyades. qos: must be"):
+        options.cluster("hyades")
+
+
+def test_grid_engine_is_asked_in_its_own_words(files: tuple[Path, Path]) -> None:
+    files[0].write_text(
+        """[hyades]
+system = "gridengine"
+partition = "gpu.q"
+account = "a project"
+constraint = "hostname=gpu*"
+cores = 4
+memory = "8G"
+time = "4:00:00"
+ask = { gpus = "", memory = "-l mem_free={}", cores = "-pe openmp {}" }
+"""
+    )
+    assert options.cluster("hyades").wanted == [
+        *("-q", "gpu.q", "-P", "a project", "-l", "hostname=gpu*", "-pe", "openmp", "4"),
+        *("-l", "h_rt=4:00:00", "-l", "mem_free=8G"),
+    ]

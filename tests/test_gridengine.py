@@ -1,0 +1,142 @@
+"""`bash run.sh --on lab`, with a real Grid Engine on this machine."""
+
+import re
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from faults import Project, assert_as_undisturbed, one_line, silent, wait_until
+from gridengines import GridEngine, grid_engine
+from slurms import HELD, PAUSE, arrays, listed
+from sweeps import Lab, assert_after_their_inputs, assert_one_at_a_time, light, write_grid
+
+pytestmark = pytest.mark.full
+
+ARRAY = 4
+"""Tasks of an array, at most."""
+
+CLUSTER = """
+[lab]
+system = "gridengine"
+partition = "main.q"
+ask = { gpus = "" }
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with grid_engine(slots=2, largest_array=ARRAY) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def lab(project, cluster, tmp_path):
+    """A project of the test's own, whose jobs are light, on a machine with two GPUs."""
+    lab = Lab(project, tmp_path, gpus=2)
+    lab.env |= cluster.env
+    (lab.project.root / "cluster.toml").write_text(CLUSTER)
+    return lab
+
+
+def test_jobs_that_train(
+    project: Project, cluster: GridEngine, pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    """One fails, one is taken off its machine, others reach their time limit: in the end all is as
+    after `bash run.sh`."""
+    here = project.copy(tmp_path / "here")
+    count = int(pytestconfig.getoption("--slurm-jobs")) - 1
+    grid = [f"--device cpu --epochs 10 --batch-size 256 --seed {seed}" for seed in range(count)]
+    write_grid(here.root, *grid, "--device cpu --note fails")
+    script = here.root / "run.py"
+    text = script.read_text().replace("        model.train()\n", HELD)
+    script.write_text(text.replace("import sys\n", "import os\nimport sys\nimport time\n", 1))
+    there = here.copy(tmp_path / "there")
+    local = {"CUDA_VISIBLE_DEVICES": "0,1", "GPU_LOCKS": str(tmp_path / "locks")}
+    assert here.do("bash", "run.sh", **local).returncode == 1
+    (there.root / "cluster.toml").write_text(CLUSTER + 'time = "0:02:00"\n')
+    there.env |= cluster.env | {"CUDA_VISIBLE_DEVICES": "0"}
+    (there.root / "hold").touch()
+    jobs = list(listed(there.do("bash", "run.sh", "--list")))
+    arrays(there.do("bash", "run.sh", "--on", "lab"), len(jobs))
+
+    def held() -> set[Path]:
+        return {*there.root.glob("runs/*/*/held")}
+
+    def signals() -> Counter[str]:
+        printed = "".join(path.read_text() for path in there.root.glob("runs/*/*/output.txt"))
+        return Counter(re.findall(r"interrupted: by (\w+); the same command", printed))
+
+    wait_until(lambda: len(held()) == 2, 600, PAUSE)
+    states = Counter(state for state, _ in listed(there.do("bash", "run.sh", "--list")).values())
+    assert states == {"running": 2, "queued": len(jobs) - 2}
+    cluster.ask("qmod", "-rj", cluster.running()[0])
+    wait_until(lambda: signals()["SIGUSR2"] == 1 and len(held()) == 2, 600, PAUSE)
+    wait_until(lambda: signals()["SIGUSR1"] >= 2, 600, PAUSE)
+    (there.root / "hold").unlink()
+    cluster.wait_until_empty()
+    states = listed(there.do("bash", "run.sh", "--list"))
+    *jobs, failed = jobs
+    assert states.pop(failed) == ("failed", "KeyError: 'no'")
+    assert Counter(state for state, _ in states.values()) == {"finished": count}
+    for job in jobs:
+        assert_as_undisturbed(there, job, here, job)
+    assert [status for _, status in there.runs(failed)] == ["FAILED"]
+
+
+def test_more_jobs_than_an_array_holds(lab: Lab, cluster: GridEngine) -> None:
+    """They run one at a time, if so asked, each on a free GPU, which Grid Engine does not give."""
+    lab.write_grid(*map(light(), range(10)))
+    with cluster.closed():
+        ids = arrays(lab.sweep("--on", "lab", "--at-most", "1"), 10)
+        assert len(ids) == 3
+        tasks = [f"{ids[number // ARRAY]}_{number % ARRAY}" for number in range(10)]
+        assert set(listed(lab.sweep("--list")).values()) == {
+            ("queued", f"SGE {task} PENDING") for task in tasks
+        }
+        again = silent(lab.sweep("--on", "lab"))
+        assert again.stdout == "nothing submitted to SGE: 10 queued\n"
+    cluster.wait_until_empty()
+    intervals = sorted(lab.intervals(), key=lambda interval: interval.begun)
+    assert len({i.job for i in intervals}) == len(intervals) == 10
+    assert all(one.ended <= after.begun for one, after in pairwise(intervals))
+    assert {i.device for i in intervals} == {"GPU-0"}
+
+
+def test_how_jobs_end(lab: Lab, cluster: GridEngine) -> None:
+    """One fails and one is deleted, which holds up no others; one that depends on the failed one
+    says so; no GPU has two jobs at once."""
+    lab.write_analysis()
+    first = [light(status=3), light(ends="failed", says="no"), light(seconds=600), light()]
+    captured = [f"id{n}=$(job {each(n)})" for n, each in enumerate(first)]
+    derived = [f'again{n}=$(job analyse.py --first "$id{n}")' for n in range(2)]
+    lab.write_lines(*captured, *derived, 'job analyse.py --first "$again0"')
+    array, *_ = arrays(lab.sweep("--on", "lab"), 7)
+    deleted = [*listed(lab.sweep("--list"))][2]
+    wait_until(lambda: (lab.project.folder(deleted) / "ran").exists(), 60, PAUSE)
+    cluster.ask("qdel", array, "-t", "3")
+    cluster.wait_until_empty()
+    states = [state for state, _ in listed(lab.sweep("--list")).values()]
+    assert states == ["unsent", "failed", "interrupted", "unsent", "unsent", "pending", "unsent"]
+    assert_after_their_inputs(lab, 2)
+    assert_one_at_a_time(lab.intervals())
+
+
+def test_what_qsub_refuses(lab: Lab, cluster: GridEngine) -> None:
+    lab.write_grid(*map(light(), range(6)))
+    said = one_line(lab.sweep("--on", "lab", "--", "-q", "nowhere.q"), 2)
+    assert said.startswith("run.sh: qsub: ") and "nowhere.q" in said
+    assert cluster.states() == []
+
+
+def test_the_check_of_a_cluster(lab: Lab, cluster: GridEngine) -> None:
+    with (lab.project.root / "cluster.toml").open("a") as file:
+        file.write("gpus = 0\n")
+    done = lab.project.do("python", "jobs.py", "cluster", "check", "lab")
+    assert done.returncode == 0, done
+    lines = done.stdout.splitlines()
+    assert re.fullmatch(r"submitted to SGE as \d+", lines[0])
+    assert [line for line in lines[1:] if line[:5] not in ("ok   ", "     ")] == []
+    for word in ("Python", "store", "data", "warning", "put back", "runs arrives here"):
+        assert any(word in line for line in lines), (word, lines)
+    assert cluster.states() == []

@@ -1,0 +1,130 @@
+"""The command `jobs.py cluster check`: a job of a minute on a cluster, and what worked there.
+
+It goes the way of a sweep's jobs: submitted, started, warned before its limit, put back. The job
+writes a line about each thing into `found`, in a folder below .sweeps/.
+"""
+
+import os
+import platform
+import shutil
+import signal
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from labjobs import files, installation, layout
+from labjobs.errors import SettingsError, few
+from labjobs.files import PROJECT
+from labjobs.job.terminal import WARNINGS, Interruption
+from labjobs.sweeps import arrays, grid, options, states
+from labjobs.sweeps.options import Cluster, expanded
+from labjobs.tracking import mlflow_client, stored_jobs
+
+LIMIT = "0:02:00"  # Slurm counts in minutes, and warns a minute before the end
+LOOK = 2.0  # seconds between two looks at the job
+FOUND, OK, NOT, WARNING, AGAIN = "found", "ok   ", "not  ", "warning: ", "started again"
+
+
+def check(given: Namespace) -> int:
+    """Submit a job to a cluster and print what works there; returns the exit status."""
+    cluster = replace(options.cluster(given.name), time=LIMIT)
+    Interruption().listen()
+    folder = PROJECT / layout.SWEEPS / f"check-{os.getpid()}"
+    folder.mkdir(parents=True)
+    states.lock_snapshot(folder)
+    data = PROJECT / expanded(cluster.data or "data")
+    files.write_json(folder / layout.SUBMITTED, {"cluster": vars(cluster), "data": _names(data)})
+    system, array, failed = arrays.SYSTEMS[cluster.system], "", False
+    try:
+        script = arrays.script(cluster, PROJECT, "labjobs.commands.cluster", folder)
+        array = system.submit(cluster, script, folder, 1, (), ())
+        print(f"submitted to {cluster.title} as {array}", flush=True)
+        for line in _results(cluster, array, folder):
+            print(line, flush=True)
+            failed |= line.startswith(NOT)
+    finally:
+        if array and array in system.tasks():
+            options.ask(options.SYSTEMS[cluster.system].cancels, array)
+        shutil.rmtree(folder, ignore_errors=True)
+    return int(failed)
+
+
+def _results(cluster: Cluster, array: str, folder: Path) -> Iterator[str]:
+    """Yield a line about each thing that works or does not, once that is known."""
+    begun, told, state, found = time.monotonic(), 0, "", ""
+    while True:
+        before, state = state, arrays.SYSTEMS[cluster.system].tasks().get(array, {}).get(0, "")
+        found = (folder / FOUND).read_text("utf-8") if (folder / FOUND).exists() else ""
+        if found and not told:
+            yield f"{OK}started after {time.monotonic() - begun:.0f} s"
+        yield from found.splitlines()[told:]
+        told = len(found.splitlines())
+        if not state or AGAIN in found or (WARNING in found and state.startswith("PENDING")):
+            break
+        if not told and state != before:
+            yield f"     {state}"
+        time.sleep(LOOK)
+    if WARNING not in found:
+        said = grid.last_line(next(folder.glob("*.txt"), folder))
+        yield f"{NOT}ended early: {said or 'without a word; do nodes share the folder?'}"
+    elif cluster.requeue:
+        yield f"{OK if state or AGAIN in found else NOT}put back into the queue"
+    sign = PROJECT / expanded(cluster.runs or "runs") / folder.name
+    yield f"{OK if sign.exists() else NOT}runs: what the job writes into {sign.parent} arrives here"
+    sign.unlink(missing_ok=True)
+
+
+def _names(data: Path) -> list[str]:
+    return os.listdir(data) if data.is_dir() else []
+
+
+def main(folder: Path) -> int:
+    """Tell what works in this task; returns the exit status that puts it back into the queue."""
+    asked: list[int] = []
+    for number in arrays.SIGNALS:
+        signal.signal(number, lambda number, _: asked.append(number))
+    about = files.read_json(folder / layout.SUBMITTED)
+    cluster = Cluster(**about["cluster"])
+    system = arrays.SYSTEMS[cluster.system]
+    array, own, node, _ = system.this_task()
+    with (folder / FOUND).open("a", encoding="utf-8", buffering=1) as found:
+        if found.tell():
+            print(f"{OK}{AGAIN}", file=found)
+            return 0
+        python = f"Python {platform.python_version()} in {sys.prefix}"
+        print(f"{OK}on {node}: {python}, labjobs {installation.version()}", file=found)
+        for what, problem in _needed(cluster, about["data"]):
+            print(f"{NOT}{what}: {problem}" if problem else f"{OK}{what}", file=found)
+        runs = PROJECT / expanded(cluster.runs or "runs")
+        runs.mkdir(parents=True, exist_ok=True)
+        (runs / folder.name).touch()
+        end = time.monotonic() + 200
+        while not asked and time.monotonic() < end:
+            time.sleep(0.1)
+        warned = asked[:1] and asked[0] in WARNINGS
+        print(f"{OK if warned else NOT}{WARNING}it came before the limit", file=found)
+    return int(system.put_back(array, own, 0)) if cluster.requeue else 0
+
+
+def _needed(cluster: Cluster, names: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield what jobs need, each with what is wrong with it, which is empty if nothing is."""
+    from labjobs import devices  # with torch, whose memory each job needs
+
+    if cluster.gpus:
+        try:
+            device = devices.choose("auto")
+            yield f"GPU: {devices.describe(device)}", "torch sees none" * (device.type == "cpu")
+        except SettingsError as error:
+            yield "GPU", str(error)
+    problem = stored_jobs.known(mlflow_client.experiment_name()).problem
+    yield f"store: {mlflow_client.shown()}", problem
+    data = PROJECT / expanded(cluster.node_data or cluster.data or "data")
+    missing = few(sorted({*names} - {*_names(data)}), 3)
+    yield f"data: {data}", missing and f"{missing} missing"
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,210 @@
+"""A sweep's jobs as arrays of a batch system: submitted, looked up in its queue, run there, and put
+back.
+
+In the sweep's folder, `submitted.json` has the cluster and the jobs in their order, and `arrays`
+lists the arrays: an id and the index of the first job, a line each. slurm.py and gridengine.py have
+the systems' commands; another system is a module like these.
+"""
+
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from labjobs import exit_status, files, layout
+from labjobs.errors import SettingsError, cause
+from labjobs.files import PROJECT
+from labjobs.job.terminal import WARNINGS, counted, leave
+from labjobs.sweeps import gpus, grid, gridengine, slurm
+from labjobs.sweeps.grid import Entry
+from labjobs.sweeps.options import Cluster, expanded
+from labjobs.sweeps.starter import PAUSE, Running, Starter
+
+SYSTEMS: dict[str, Any] = {"slurm": slurm, "gridengine": gridengine}
+"""Modules with the same functions. A task is named `ARRAY_NUMBER`, with numbers from 0."""
+
+
+def submit(
+    folder: Path, left: Sequence[Entry], queued: Mapping[str, str], since: int, cluster: Cluster
+) -> str:
+    """Submit the jobs of a sweep to a cluster, each behind its inputs; returns a line that says so.
+    Raises SettingsError.
+
+    The jobs were checked at `since`, in ns: what was written before belongs to an earlier sweep.
+    """
+    system = SYSTEMS[cluster.system]
+    arrays = [*_arrays_to_make(left, queued, system.largest_array())]
+    jobs = [(str(entry.job.path), entry.words) for entries, _ in arrays for entry in entries]
+    record = {"since": since, "cluster": vars(cluster), "jobs": jobs}
+    files.write_json(folder / layout.SUBMITTED, record)
+    ids: list[str] = []
+    tasks: dict[str, str] = {}  # of the jobs that are submitted
+    for entries, waits in arrays:
+        first = len(tasks)
+        text = script(cluster, folder / "code", "labjobs.sweeps.arrays", folder, first)
+        ok = [tasks[job] for job in waits if job in tasks]
+        # What is in the queue may end, in whatever way, before the system is told to wait for it.
+        ended = [queued[job].split()[1] for job in waits if job not in tasks]
+        ended += ids[-1:] if cluster.at_most else []  # a limit holds within one array
+        try:
+            array = system.submit(cluster, text, folder, len(entries), ok, ended)
+        except SettingsError as error:
+            of = f"{first} of {counted(len(left), 'job')}"
+            rest = f"; {of} were submitted, and the same command submits the rest"
+            raise SettingsError(f"{error}{rest if ids else ''}") from error
+        ids.append(array)
+        tasks |= {entry.job.id: f"{array}_{number}" for number, entry in enumerate(entries)}
+        with (folder / layout.ARRAYS).open("a", encoding="utf-8") as file:
+            print(array, first, file=file)
+    line = f"{counted(len(left), 'job')} submitted to {cluster.title} as {', '.join(ids)}"
+    return f"{line}; --list shows them"
+
+
+def _arrays_to_make(
+    left: Sequence[Entry], queued: Mapping[str, str], size: int
+) -> Iterator[tuple[list[Entry], list[str]]]:
+    """The jobs of each array, and the jobs that they all wait for."""
+    own = {entry.job.id for entry in left}
+    alike: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in left:  # those without inputs come first
+        waits = tuple(job for job in entry.inputs if job in own or job in queued)
+        alike.setdefault(waits, []).append(entry)
+    for waits, entries in alike.items():
+        for first in range(0, len(entries), size):
+            yield entries[first : first + size], [*waits]
+
+
+def script(cluster: Cluster, code: Path, module: str, *words: object) -> str:
+    """Return the script of a task, which starts a module of the engine in a folder with code. A
+    signal that arrives before Python handles it must not end the script."""
+    start = ["env", f"PROJECT_FOLDER={PROJECT}", sys.executable, "-m", module, *map(str, words)]
+    steps = []
+    for line in map(shlex.quote, cluster.setup):
+        steps.append(f"eval {line} || {{ echo setup in cluster.toml failed: {line} >&2; exit 1; }}")
+    steps += [f"cd {shlex.quote(str(code))}", f"exec {shlex.join(start)}"]
+    done = " && ".join(steps)
+    if cluster.setup:  # a login shell knows the command `module`
+        done = f"exec bash -lc {shlex.quote(done)}"
+    return f"trap '' USR1 USR2 TERM; {done}"
+
+
+def was_given(folder: Path) -> bool:
+    """Whether a batch system has been given a sweep's jobs."""
+    return (folder / layout.ARRAYS).exists()
+
+
+def has(folder: Path) -> bool:
+    """Whether the system still has any of a sweep's jobs, or cannot be asked."""
+    try:
+        tasks = SYSTEMS[_submitted(folder)[0].system].tasks()
+    except SettingsError:
+        return True
+    return any(array in tasks for array, _ in _arrays(folder))
+
+
+def queued(sweeps: Path) -> dict[str, str]:
+    """The jobs in queues that have not ended, by job id: their tasks and the systems' words for
+    their states, such as `Slurm 17_3 PENDING, Priority`. Raises SettingsError."""
+    found: dict[str, str] = {}
+    tasks = cache(lambda system: SYSTEMS[system].tasks())
+    for folder in filter(was_given, sorted(sweeps.glob("*"))):
+        with suppress(FileNotFoundError):  # removed in the meantime, so nothing of it is queued
+            cluster, jobs, since = _submitted(folder)
+            for array, start in _arrays(folder):
+                for number, state in tasks(cluster.system).get(array, {}).items():
+                    attempt, _ = jobs[start + number]
+                    if grid.ended(attempt, since) is None:
+                        found[attempt.parent.name] = f"{cluster.title} {array}_{number} {state}"
+    return found
+
+
+def _submitted(folder: Path) -> tuple[Cluster, list[tuple[Path, list[str]]], int]:
+    """The cluster, the attempt and the words of each job that was submitted; when they were
+    checked, in ns."""
+    found = json.loads((folder / layout.SUBMITTED).read_bytes())
+    jobs = [(Path(attempt), words) for attempt, words in found["jobs"]]
+    return Cluster(**found["cluster"]), jobs, found["since"]
+
+
+def _arrays(folder: Path) -> Iterator[tuple[str, int]]:
+    for line in (folder / layout.ARRAYS).read_text("utf-8").splitlines():
+        array, start = line.split()
+        yield array, int(start)
+
+
+# A task, which runs one job.
+#
+# The system starts `python -m labjobs.sweeps.arrays FOLDER FIRST` in the sweep's copy of the code,
+# with the sweep's folder and the index of the array's first job. A warning (USR1 or USR2, before
+# the time limit or preemption) or TERM makes the job write a checkpoint and stop; then the task
+# goes back into the queue. Its exit status is the job's, but 0 for a finished job whose results are
+# not all uploaded: jobs that are derived from it can start.
+
+SIGNALS = (*WARNINGS, signal.SIGTERM)
+
+
+def main(folder: Path, first: int) -> int:
+    """Run this task's job; returns the exit status."""
+    asked: list[int] = []
+    for number in SIGNALS:
+        signal.signal(number, lambda number, _: asked.append(number))
+    cluster, jobs, since = _submitted(folder)
+    system = SYSTEMS[cluster.system]
+    array, own, node, cores = system.this_task()
+    attempt, words = jobs[first + own]
+    status = grid.ended(attempt, since)  # in an earlier run of this task
+    if status is None:
+        processes = max(1, cluster.gpus)
+        if not os.environ.get("OMP_NUM_THREADS"):  # jobs may not be confined to their cores
+            os.environ["OMP_NUM_THREADS"] = str(max(1, cores // processes))
+        starter = Starter(folder / "code", 1, processes=processes, warm=False)
+        begun = attempt / layout.SETTINGS
+        if begun.exists() and begun.stat().st_mtime_ns > since:  # it has started over already
+            words = [word for word in words if word != "--force"]
+        if cluster.node_data:  # a job's own --data-root comes later
+            words.insert(1 + len(cluster.flags), f"--data-root={expanded(cluster.node_data)}")
+        place = f"{node} ({cluster.title} {array}_{own})"
+        status = _run(attempt, words, starter, place, cluster.gpus, asked)
+    if cluster.requeue and status in [128 + number for number in SIGNALS]:
+        try:
+            status = system.put_back(array, own, status)
+        except SettingsError as error:
+            leave(status, f"{array}_{own} cannot be put back into the queue: {error}")
+    return exit_status.DONE if status == exit_status.NOT_UPLOADED else status
+
+
+def _run(
+    attempt: Path, words: Sequence[str], starter: Starter, place: str, count: int, asked: list[int]
+) -> int:
+    """Run a job on this `count` of GPUs, and pass on a signal that arrives; return its exit status.
+    Where the system gives tasks no GPUs, it takes free ones of the machine's."""
+    job = f"job {attempt.parent.name}"
+    try:
+        given = not count or "CUDA_VISIBLE_DEVICES" in os.environ
+        places = [] if given else gpus.on_gpus(None, 1, count)
+        places = places or [gpus.Gpu({})]
+        while not (asked or (gpu := next((each for each in places if each.take()), None))):
+            time.sleep(PAUSE)
+        if asked or not gpu:
+            return 128 + asked[0]
+        print(f"{job} started: {shlex.join(words)}", flush=True)
+        running = Running(attempt, words, place, starter, gpu.env, gpu.files)
+    except (OSError, SettingsError) as error:
+        return leave(exit_status.FAILED, f"{job} cannot be started: {cause(error)}")
+    while (status := running.status()) is None:
+        if asked:  # it ignores further ones
+            running.send_signal(asked[0])
+        time.sleep(PAUSE)
+    print(running.ending(status), flush=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
