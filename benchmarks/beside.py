@@ -170,12 +170,12 @@ def main() -> None:
     packages = "matplotlib", "seaborn", "SciencePlots", "tueplots", "ultraplot"
     about = (
         f"{pages.machine(*packages)}. Learning curves of two networks, two learning rates and "
-        "three seeds (made), as wide as ICML's page. Lines are those of the function that draws; "
-        "the template's comes with a project, and takes labels, metric and panels from the jobs. "
-        "The size is that of the file, and the axes are fractions of it. `python "
+        "three seeds (synthetic), as wide as ICML's page. Lines are those of the function that "
+        "draws; the template's comes with a project, and takes labels, metric and panels from the "
+        "jobs. The size is that of the file, and the axes are fractions of it. `python "
         "benchmarks/beside.py` prints this page, in an environment with these packages."
     )
-    pages.page("The same figure, drawn by others", about, HEAD, rows)
+    pages.page("The same figure, drawn with other libraries", about, HEAD, rows)
     print(NOTES)
     print("\n\n".join(f"{way}\n\n![{way}](beside/{way.lower()}.png)" for way in WAYS))
 

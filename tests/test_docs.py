@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 from faults import silent
+from labjobs.commands.command import COMMANDS
 from repository import REPOSITORY
 from test_prose import listed
 
@@ -39,6 +40,12 @@ def test_no_link_of_a_page_leads_nowhere(name):
 def test_every_page_is_in_the_navigation():
     on_site = {name for name in pages() if build_site.place(name)} - {"docs/index.md"}
     assert {name for name in linked("docs/index.md") if name.endswith(".md")} == on_site
+
+
+def test_the_page_about_jobs_lists_all_commands():
+    page = (REPOSITORY / build_site.INNER / "labjobs/docs/jobs.md").read_text()
+    table = page.partition("## All commands of `jobs.py`")[2].partition("```")[0]
+    assert {*COMMANDS} - {*re.findall("`([^`]+)`", table)} == set()
 
 
 def test_the_tutorial_has_the_commands_of_its_script_and_their_pictures():
