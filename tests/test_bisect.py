@@ -87,7 +87,7 @@ def test_helpers_that_only_one_code_has_come_along(light):
     assert others == "without effect on it: toy.part5" and count.endswith("ran up to step 1")
     same = attempt(light, toy({7: REWRITTEN}))
     assert one_line(light.do("python", "jobs.py", "bisect", old, same), 1) == (
-        "jobs.py: their curves are the same"
+        "jobs.py: the curves of both are the same"
     )
     said = one_line(light.do("python", "jobs.py", "bisect", old, "none"), 2)
     assert said.startswith("jobs.py: there is no job none")

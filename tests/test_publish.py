@@ -53,7 +53,7 @@ def test_adopted_jobs_are_finished_with_the_same_bits(project, fresh, published,
         assert ours == theirs and ours
         assert same(fresh.weights(job), project.weights(job))
     assert succeeded(adopt(fresh, Path(archive))).stdout.startswith(
-        "adopted 0 jobs; 2 here already\n"
+        "adopted 0 jobs; 2 were here already\n"
     )
     succeeded(fresh.do("python", "plot.py", "--format", "png"))
 
@@ -226,7 +226,7 @@ def test_what_cannot_be_published_is_said(project, published, tmp_path):
         return one_line(done, done.returncode)
 
     job = next(path.name for path in published.glob("runs/" + "[0-9a-f]" * 12))
-    assert "is there already" in publish(job, str(published))
+    assert "already exists" in publish(job, str(published))
     assert "there is no job" in publish("ffffffffffff", str(tmp_path / "new"))
     paused = job_of(project.run(*SHORT, "--seed", "7", "--pause-after", "1e"))
     assert f"job {paused} cannot be published: it has not finished" in publish(

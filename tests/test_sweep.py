@@ -315,8 +315,8 @@ def test_messages_of_a_failure_of_silence_and_of_the_end(lab, tmp_path):
     done = lab.sweep(NOTIFY=f"cat >> {tmp_path / 'told'}", NOTIFY_SECONDS="1")
     assert done.returncode == 1
     told = (tmp_path / "told").read_text().splitlines()
-    assert sum("the first job has failed: " in line for line in told) == 1
-    assert any("logs nothing any more: " in line and '"seconds": 4' in line for line in told)
+    assert sum("a job has failed, the first one: " in line for line in told) == 1
+    assert any("has stopped logging: " in line and '"seconds": 4' in line for line in told)
     end = next(line for line in done.stdout.splitlines() if " jobs finished, " in line)
     assert told[-1] == f"{lab.project.root.name}: {end}"
 

@@ -7,9 +7,9 @@ made of. What answers for jobs imports no torch, so that it answers at once.
                 changes that change no results
     replay      an attempt that runs again: are the results the same?
     repeat      `repeat`: jobs once more from their stored code; `audit`: from the present code
-    publish     `publish`: jobs with all that their results rest on, in a folder to be given away
+    publish     `publish`: jobs with all that their results rest on, in a folder to give away
     adopt       `adopt`: such a folder's jobs, taken into this clone of the project
-    diff        `diff`: in what two jobs, or groups of jobs, differ
+    diff        `diff`: how two jobs, or groups of jobs, differ
     bisect      `bisect`: which changed definitions make two attempts differ
     disk        `disk`, `clean`, `rm`: the space that jobs take
     cluster     `cluster check`: what works on a cluster, from a job of a minute

@@ -60,7 +60,7 @@ def adopt(project: Project, given: argparse.Namespace) -> int:
         pairs = {name: (folder / RUNS / name, project.runs_root / name) for name in every}
         new = [name.split("/")[0] for name in every if _copy(*pairs[name], given.source.name)]
     there = len(every) - len(new)
-    print(f"adopted {counted(len(new), 'job')}" + (f"; {there} here already" if there else ""))
+    print(f"adopted {counted(len(new), 'job')}" + (f"; {there} were here already" if there else ""))
     status = inventory.sync(project.runs_root)
     if chosen := random.sample(new, min(given.spot_check, len(new))):
         wanted = argparse.Namespace(what=chosen, seed=None, json=False, command="audit")
@@ -72,7 +72,7 @@ def adopt(project: Project, given: argparse.Namespace) -> int:
 def _opened(source: Path) -> Iterator[Path]:
     """The published folder, from an archive unpacked in a temporary folder."""
     if source.is_dir():
-        yield _found_in(source)
+        yield _found_in(source, source)
         return
     if not source.is_file():
         raise SettingsError(f"{source}: there is no such folder or archive")
@@ -87,14 +87,14 @@ def _opened(source: Path) -> Iterator[Path]:
                     archive.extract(member, folder, filter="data")
         except (tarfile.TarError, EOFError, zlib.error) as error:
             raise JobError(f"{source} cannot be unpacked: {cause(error)}; not adopted") from error
-        yield _found_in(Path(folder))
+        yield _found_in(Path(folder), source)
 
 
-def _found_in(folder: Path) -> Path:
-    """The folder itself, or the only one in it, as an archive has it."""
+def _found_in(folder: Path, source: Path) -> Path:
+    """The published folder: the folder itself, or one in it, as an archive of `source` has it."""
     inside = [path for path in (folder, *folder.iterdir()) if (path / FILES).is_file()]
     if not inside:
-        raise SettingsError(f"{folder.name}: there is no {FILES}, so nothing was published there")
+        raise SettingsError(f"{source}: has no {FILES}, so it is not a published folder")
     return inside[0]
 
 
@@ -106,9 +106,9 @@ def _checked(folder: Path) -> list[str]:
     for name, digest in listed.items():
         path = folder / name
         if not KNOWN.fullmatch(name):
-            raise JobError(f"{name!r} is no file of a job; not adopted")
+            raise JobError(f"{name!r} is not a file of a job; not adopted")
         if any(each.is_symlink() for each in (path, *path.parents[: name.count("/")])):
-            raise JobError(f"{name} is, or is behind, a symbolic link; not adopted")
+            raise JobError(f"{name} is a symbolic link, or behind one; not adopted")
         if not path.is_file() or sha256(path) != digest:
             raise JobError(f"{name} is missing or was changed since it was published; not adopted")
     return list(listed)

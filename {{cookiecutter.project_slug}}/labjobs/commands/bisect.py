@@ -30,7 +30,7 @@ Texts = dict[str, str]
 
 def bisect_attempts(project: Project, given: argparse.Namespace) -> int:
     """Print which definitions explain how two attempts at a job differ; return 0. Raises
-    SettingsError if they are none, JobError if it cannot be told."""
+    SettingsError unless two attempts are named, JobError if it cannot be told."""
     attempts = [attempt for word in (given.a, given.b) for _, attempt in side(project, word).each]
     if len(attempts) != 2 or attempts[0].job != attempts[1].job:
         raise SettingsError("bisect: takes two attempts at one job: JOB/ATTEMPT JOB/ATTEMPT")
@@ -39,7 +39,7 @@ def bisect_attempts(project: Project, given: argparse.Namespace) -> int:
     with TemporaryDirectory(prefix="bisect-", ignore_cleanup_errors=True) as folder:
         a, b = (_stored(each, Path(folder, each.path.name)) for each in attempts)
         if not (parted := first_difference(curve_points(old.lines), curve_points(new.lines))):
-            raise JobError("their curves are the same")
+            raise JobError("the curves of both are the same")
         step, name, was, now = parted
         guilty, others, runs = _explained(old, new, a, b, step, Path(folder))
     if given.json:
@@ -87,7 +87,7 @@ def _explained(
             raise JobError(f"{each.name} does not give its own bits again; jobs.py repeat says why")
     guilty = _smallest(lambda chosen: gives(frozenset(chosen))[1], [], units)
     if not gives(frozenset(guilty))[1]:
-        raise JobError(f"only all {len(units)} definitions together explain it")
+        raise JobError(f"no set smaller than all {len(units)} definitions explains it")
     return guilty, [each for each in units if each not in guilty], gives.cache_info().misses
 
 

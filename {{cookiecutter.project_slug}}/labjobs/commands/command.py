@@ -51,7 +51,7 @@ def find(_: Project, given: argparse.Namespace) -> int:
 
 
 def diff(project: Project, given: argparse.Namespace) -> int:
-    """Print in what jobs differ; return the exit status."""
+    """Print how jobs differ; return the exit status."""
     from labjobs.commands import diff as command  # with NumPy, which is slow to import
 
     return command.print_diff(project, given)
@@ -110,7 +110,7 @@ DRY_RUN = argument("--dry-run", "only print what would be removed", action="stor
 RUNS_ROOT = argument(
     "--runs-root", "folder with the jobs' folders (default: runs)", metavar="PATH", type=Path
 )
-CONDITIONS = "print jobs with such settings alone: --where 'lr>1e-3' --where state=finished"
+CONDITIONS = "print only jobs with such settings: --where 'lr>1e-3' --where state=finished"
 SIDE = "a job, an attempt of one, such as 1872aa/1f0a, or a group of jobs: lr=1e-3,model=mlp"
 FIND = JSON | argument("--force", "measure again, even if there are results", action="store_true")
 
@@ -129,12 +129,12 @@ COMMANDS = {
         lambda project, given: inventory.print_details(project, project.one(given.job), given.json),
     ),
     "sync": Command(
-        "upload the results of all jobs that the tracking store or the Parquet files lack",
+        "upload what the tracking store or the Parquet files lack, and restore what differs there",
         {},
         lambda project, _: inventory.sync(project.runs_root),
     ),
     "diff": Command(
-        "print in what two jobs, attempts or groups differ, and where their curves part",
+        "print how two jobs, attempts or groups of jobs differ, and where their curves part",
         argument("a", SIDE, metavar="A") | argument("b", "the other one", metavar="B") | JSON,
         diff,
     ),
@@ -151,7 +151,7 @@ COMMANDS = {
         lambda project, given: staleness.print_stale(project, given.diff, given.json),
     ),
     "why": Command(
-        "print by which way a job's code reaches a definition, such as models.MLP",
+        "print how a job's code reaches a definition, such as models.MLP",
         JOB | argument("definition", "its name in Python, such as models.MLP") | JSON,
         lambda project, given: staleness.print_why(
             project.one(given.job), given.definition, given.json
@@ -175,7 +175,7 @@ COMMANDS = {
         repeat.repeat_jobs,
     ),
     "audit": Command(
-        "run finished jobs again up to their first evaluation, by the present code: the same bits?",
+        "run finished jobs with the present code to their first evaluation, and compare the bits",
         argument(
             "what",
             f"how many jobs to draw (default: {repeat.USUAL}), or jobs, or a figure",
@@ -183,24 +183,24 @@ COMMANDS = {
             nargs="*",
             default=[repeat.USUAL],
         )
-        | number("--seed", "by which they are drawn (default: another one each time)")
+        | number("--seed", "seed of the draw (default: another one each time)")
         | JSON,
         repeat.audit_jobs,
     ),
     "publish": Command(
-        "write jobs into a folder to be given away: results, code, versions, and a page about them",
+        "write jobs into a folder to give away: results, code, versions, and a page about them",
         argument(
             "what", "a job, or a figure or a table, for its jobs", metavar="JOB|FIGURE", nargs="+"
         )
         | argument("folder", "the new folder", metavar="FOLDER", type=Path)
-        | argument("--weights", "with the weights that were kept", action="store_true")
-        | argument("--logs", "with logs, which show the machine", action="store_true"),
+        | argument("--weights", "include the weights that were kept", action="store_true")
+        | argument("--logs", "include logs, which name the machine", action="store_true"),
         publish.publish,
     ),
     "adopt": Command(
         "take the jobs of a published folder into this project, as if they had run here",
         argument("source", "the folder, or an archive of it", metavar="FOLDER|ARCHIVE", type=Path)
-        | number("--spot-check", "jobs to audit afterwards (default: 0)", 0),
+        | number("--spot-check", "how many jobs to audit afterwards (default: 0)", 0),
         adopt.adopt,
     ),
     "disk": Command(
@@ -227,7 +227,7 @@ COMMANDS = {
         lambda _, given: print_docs(given.wanted),
     ),
     "cluster check": Command(
-        "submit a job of a minute to a cluster of cluster.toml, and print what works there",
+        "submit a short job to a cluster in cluster.toml, and print what works there",
         argument("name", "a cluster in cluster.toml", metavar="NAME"),
         lambda _, given: import_module("labjobs.commands.cluster").check(given),
     ),

@@ -1,4 +1,4 @@
-"""`diff`: in what two attempts, or two groups of jobs, differ: settings, definitions, data,
+"""`diff`: how two attempts, or two groups of jobs, differ: settings, definitions, data,
 packages, device, curves, results. Of two groups, those attempts are compared whose jobs agree in
 all other settings.
 """
@@ -58,7 +58,7 @@ Pair = tuple[Recorded, Recorded]
 
 
 def print_diff(project: Project, given: argparse.Namespace) -> int:
-    """Print in what two sides differ; return 0. Raises SettingsError if there are no such jobs,
+    """Print how two sides differ; return 0. Raises SettingsError if there are no such jobs,
     JobError if their records cannot be read, ConnectionError for results of groups."""
     one, other = (side(project, word) for word in (given.a, given.b))
     settings = _unequal(one.settings, other.settings)
@@ -143,7 +143,7 @@ def _pairs(one: Side, other: Side, differ: set[str]) -> list[Pair]:
     raise SettingsError(f"{one.given} and {other.given}: no two jobs agree in their other settings")
 
 
-# In what it differs.
+# How they differ.
 
 
 def _unequal(was: Mapping[str, str], now: Mapping[str, str]) -> Rows:
@@ -152,7 +152,7 @@ def _unequal(was: Mapping[str, str], now: Mapping[str, str]) -> Rows:
 
 
 def _of_pairs(pairs: Sequence[Pair], differ: Callable[[Recorded, Recorded], Iterable[Row]]) -> Rows:
-    """In what pairs differ. Raises JobError if the records of one cannot be read."""
+    """How pairs differ. Raises JobError if the records of one cannot be read."""
     found: dict[str, Row] = {}
     for pair in pairs:
         try:
@@ -174,7 +174,7 @@ def _definitions(one: Recorded, other: Recorded) -> Iterator[Row]:
     """The definitions that differ, and how their texts do; of other files, none is stored."""
     was, now = (code_evidence.parts(each.path) for each in (one, other))
     if not (was and now):
-        yield {"name": "code", "said": "not known: it was not recorded, or has changed on the way"}
+        yield {"name": "code", "said": "not recorded, or the job went on with changed code"}
     for part in sorted({**was, **now}) if was and now else ():
         name, (a, b) = code_evidence.in_python(part), (each.get(part, {}) for each in (was, now))
         if a.get("hash") != b.get("hash"):

@@ -1,4 +1,4 @@
-"""`disk`: what takes how much; `clean`: removes what nothing needs any more; `rm`: removes jobs, on
+"""`disk`: how much space files take; `clean`: removes what nothing needs; `rm`: removes jobs, on
 this disk and in the store. Symbolic links are not followed, and what runs is left alone.
 """
 
@@ -191,7 +191,7 @@ def _outdated(job: Job, attempt: Path) -> Iterator[Useless]:
     if status == "finished" and not goes_on and courier.delivered(attempt):
         for path in (attempt / name for name in layout.CHECKPOINTS):
             if path.exists():
-                yield Useless(path, "a checkpoint that no longer job can use", [attempt])
+                yield Useless(path, "a checkpoint that nothing can continue from", [attempt])
     given_up = status in ("", "failed", "interrupted") and attempt != present
     if given_up and attempts.status_of(present) == "finished":
         why = "given up: the job has finished with the present code and data"

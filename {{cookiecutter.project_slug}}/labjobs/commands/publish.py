@@ -1,4 +1,4 @@
-"""`publish`: jobs with all that their results rest on, in a folder to be given away; `adopt` takes
+"""`publish`: jobs with all that their results rest on, in a folder to give away; `adopt` takes
 them into another clone of the project.
 
     index.html    figures with captions, and all jobs with their curves, for a browser
@@ -7,8 +7,8 @@ them into another clone of the project.
     figures/      the figures and tables that were named
     vendor/       the engine
 
-Of users, machines and their folders nothing is in it, unless it is part of a setting or of the
-code; that is said.
+Names of users, machines and their folders are left out, unless they are part of a setting or of
+the code; a line then says so.
 """
 
 import argparse
@@ -58,12 +58,12 @@ PERSONAL = ("host", "mlflow.user")
 def publish(project: Project, given: argparse.Namespace) -> int:
     """Write jobs into a new folder, and print what it holds; returns 0.
 
-    Raises SettingsError if something is not there, or the folder is; JobError if a job cannot be
-    published, OSError.
+    Raises SettingsError if a job or a figure does not exist, or the folder does; JobError if a job
+    cannot be published, OSError.
     """
     out: Path = given.folder
     if out.exists():
-        raise SettingsError(f"{out} is there already; name a new folder")
+        raise SettingsError(f"{out} already exists; name a new folder")
     every = [_attempt(job, found) for job, found in repeat.named(project, given.what).items()]
     part = out.with_name(f"{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)

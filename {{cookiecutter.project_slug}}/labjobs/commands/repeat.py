@@ -48,7 +48,7 @@ def finished(job: Job) -> Recorded:
 
 
 USUAL = "3"
-"""How many jobs are audited, if it is not said."""
+"""How many jobs are audited by default."""
 
 COUNT = re.compile("[0-9]{1,3}")
 """A number of jobs; the beginning of an id that is a number needs more digits."""

@@ -363,7 +363,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     add("--audit", type=Path, metavar="PAPER.tex", help=where)
     about = "answer the NeurIPS checklist's items on statistics and compute"
     add("--checklist", action="store_true", help=about)
-    whole = f"also write all of it, and all jobs with their curves, to {PAGE}, for a browser"
+    whole = f"also write figures, tables and all jobs to {PAGE}, a page for a browser"
     add("--page", action="store_true", help=whole)
     add("--provenance", type=Path, metavar="FILE", help="print which jobs a figure was drawn from")
     given, unknown = parser.parse_known_args(words)

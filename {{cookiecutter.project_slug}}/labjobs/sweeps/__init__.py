@@ -5,6 +5,6 @@ grid     the lines of the grid; search: those that draw settings, or stop the wo
 states   what state each job is in; the copy of the code that a sweep runs
 gpus     which job has which GPU
 starter  how a job is started, and the check before
-messages to whoever has started a sweep, by a command of theirs
+messages about a sweep, by a command of the user's
 arrays   jobs on a cluster, by slurm or gridengine
 """

@@ -1,5 +1,5 @@
-"""Messages to whoever has started a sweep and gone home: NOTIFY is a shell command that gets each
-on its standard input.
+"""Messages to a person who has started a sweep and gone home: NOTIFY is a shell command that gets
+each on its standard input.
 """
 
 import os
@@ -20,7 +20,7 @@ LONGEST = 60.0  # seconds that a message may take
 
 def send(line: str, wait: bool = False) -> None:
     """Send a line, if there is a command for it, in the background unless the sweep is over. What
-    goes wrong is said and stops nothing."""
+    goes wrong is reported and stops nothing."""
     if command := os.environ.get(VARIABLE):
         sending = Thread(target=_send, args=(command, f"{PROJECT.name}: {line}\n"), daemon=True)
         sending.start()

@@ -255,7 +255,7 @@ def _tables(path: Path) -> dict[str, dict[str, Any]]:
         raise SettingsError(f"{shown(path)}: {error}") from None
     for name, table in tables.items():
         if not isinstance(table, dict) or name == HERE:
-            raise SettingsError(f"{shown(path)}: {name}: must be below a name such as [hyades]")
+            raise SettingsError(f"{shown(path)}: {name}: must be in a table such as [hyades]")
     return tables
 
 

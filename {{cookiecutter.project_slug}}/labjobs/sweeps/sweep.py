@@ -392,7 +392,7 @@ class Queue:
         status = job.status()
         if status is None:
             if worker.is_stuck(entry):
-                messages.send(f"job {entry.job.id} logs nothing any more: {entry.job.name}")
+                messages.send(f"job {entry.job.id} has stopped logging: {entry.job.name}")
             return
         ending = job.ending(status)
         self._say(entry, ending)
@@ -405,7 +405,7 @@ class Queue:
         self._leave(worker, entry, None if again else status)
         if entry.status is not None and entry.state_after == "failed":
             if not self._failed:
-                messages.send(f"the first job has failed: {ending}")
+                messages.send(f"a job has failed, the first one: {ending}")
             self._failed = True
             if self._flags.fail_fast:
                 self._ask(1, "--fail-fast")
