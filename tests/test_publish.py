@@ -53,7 +53,7 @@ def test_adopted_jobs_are_finished_with_the_same_bits(project, fresh, published,
         assert ours == theirs and ours
         assert same(fresh.weights(job), project.weights(job))
     assert succeeded(adopt(fresh, Path(archive))).stdout.startswith(
-        "adopted 0 jobs; 2 were here already\n"
+        "adopted 0 jobs; 2 already here\n"
     )
     succeeded(fresh.do("python", "plot.py", "--format", "png"))
 

@@ -60,7 +60,7 @@ def adopt(project: Project, given: argparse.Namespace) -> int:
         pairs = {name: (folder / RUNS / name, project.runs_root / name) for name in every}
         new = [name.split("/")[0] for name in every if _copy(*pairs[name], given.source.name)]
     there = len(every) - len(new)
-    print(f"adopted {counted(len(new), 'job')}" + (f"; {there} were here already" if there else ""))
+    print(f"adopted {counted(len(new), 'job')}" + (f"; {there} already here" if there else ""))
     status = inventory.sync(project.runs_root)
     if chosen := random.sample(new, min(given.spot_check, len(new))):
         wanted = argparse.Namespace(what=chosen, seed=None, json=False, command="audit")

@@ -213,8 +213,8 @@ FORMS = SYSTEMS["slurm"].forms.keys()
 """Keys for which a system can be asked."""
 
 KINDS: dict[type, str] = {
-    **{str: "a text of one line", int: "a whole number", bool: "true or false"},
-    **{list: "a list of texts", dict: 'options by key, such as { gpus = "--gres=gpu:a100:{}" }'},
+    **{str: "a string on one line", int: "a whole number", bool: "true or false"},
+    **{list: "a list of strings", dict: 'options by key, such as { gpus = "--gres=gpu:a100:{}" }'},
 }
 
 PATTERNS = {
