@@ -260,6 +260,17 @@ def test_sync_compares_the_store_with_the_journals(jobs, change):
     assert jobs.lines("sync") == ["the tracking store has all"]
 
 
+def test_sync_leaves_the_run_of_a_job_that_was_continued(fresh):
+    """With costs of both processes, a note longer than MLflow keeps, and a zero with a sign."""
+    fresh.edit("run.py", "job.log(measured, lr=lr)", "job.log(measured, lr=lr, zero=-0.0)")
+    flags = ("--epochs", "2", "--batch-size", "256", "--note", "x" * 7000, "--quiet")
+    succeeded(fresh.run(*flags, "--pause-after", "1e"))
+    job = fresh.finish(*flags)
+    before = fresh.runs(job)
+    assert Jobs(fresh, "", "").lines("sync") == ["the tracking store has all"]
+    assert fresh.runs(job) == before
+
+
 CONTENT = """
 SELECT tags.value, 'point', metrics.key, step, timestamp, metrics.value FROM metrics
     JOIN runs USING (run_uuid) JOIN tags USING (run_uuid)

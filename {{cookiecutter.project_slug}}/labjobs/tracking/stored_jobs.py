@@ -60,6 +60,10 @@ ORDER BY run_uuid, step, timestamp
 
 POINTS = f"SELECT key, step, timestamp, {NUMBER} FROM metrics WHERE run_uuid = :run"
 
+SHORTEST_CUT = (
+    500  # characters of a param that old versions of MLflow keep, the others 6000 or more
+)
+
 AT_ONCE = 8  # number of histories that are requested from a server at a time
 
 
@@ -260,7 +264,16 @@ class Known:
             **{("tag", k): v for k, v in tags.items() if not k.startswith("mlflow.")},
         }
         found, others = _content(sent, {name for name, *_ in points})
-        return found != Counter(points) or not wanted.items() <= others.items()
+        # An attempt logs its costs each time that it ends: the last ones count.
+        last = {point[0]: point for point in sorted(found, key=lambda p: (*p[1:3], float(p[3])))}
+        counting = Counter(p for p in found if p[0] not in costs.NAMES or p == last[p[0]])
+        same = (_stored_as(text, others.get(key, "")) for key, text in wanted.items())
+        return counting != Counter(points) or not all(same)
+
+
+def _stored_as(text: str, stored: str) -> bool:
+    """Whether a text is what the store has of it, which is its beginning if it is long."""
+    return text == stored or (len(stored) >= SHORTEST_CUT and text.startswith(stored))
 
 
 Point = tuple[str, int, int, str]  # a metric, its step, its time and its value in digits
@@ -389,11 +402,11 @@ def histories(run_ids: Sequence[str], key: str) -> list[tuple[str, int, float]]:
 
 
 def _number(value: float | None) -> float:
-    """A metric as it was logged: in SQL, NaN is NULL, and MLflow stores the largest number for
-    infinity."""
+    """A metric as it was logged: in SQL, NaN is NULL, MLflow stores the largest number for
+    infinity, and sqlite no sign of zero."""
     if value is None:
         return math.nan
-    return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value
+    return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value + 0.0
 
 
 def folder_of(job_folder: str) -> Path:
