@@ -5,6 +5,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -450,6 +451,24 @@ def test_rm_removes_jobs_here_and_in_the_store_unless_something_needs_them(jobs)
     assert "there is no job" in one_line(jobs.do("rm", jobs.mlp), 2)
     away = one_line(jobs.do("rm", jobs.convnet, MLFLOW_TRACKING_URI="http://127.0.0.1:9"), 1)
     assert away.endswith("; nothing was removed") and (folder / jobs.convnet).exists()
+
+
+def test_rm_and_clean_leave_what_begins_what_is_damaged_and_what_runs_elsewhere(jobs):
+    job = jobs.project.folder(jobs.mlp)
+    beginning = job.with_name("00000000")
+    beginning.mkdir()
+    with locks.take(beginning / "lock"):  # as while torch is imported, before there is a journal
+        assert one_line(jobs.do("rm", jobs.mlp), 1).endswith("was left: it is in use")
+    shutil.rmtree(beginning)
+    old = Path(shutil.copytree(job, beginning))
+    (old / "code.json").unlink()  # from other code
+    (old / "outcome.json").write_text("{")
+    assert removed(jobs) == set()
+    jobs.project.write("UPDATE runs SET status = 'RUNNING'")
+    jobs.project.write(f"UPDATE tags SET value = '{time.time()}' WHERE key = 'heartbeat'")
+    jobs.project.write("UPDATE tags SET value = 'other' WHERE key IN ('owner', 'code', 'host')")
+    said = one_line(jobs.do("rm", jobs.mlp), 1)
+    assert said.endswith("was left: it is running on other") and jobs.project.runs(jobs.mlp)
 
 
 def test_rm_leaves_what_a_link_leads_to(jobs, tmp_path):

@@ -100,11 +100,13 @@ class Useless(NamedTuple):
                     raise JobError("it is in use")
                 held.enter_context(lock)
             if self.job:
-                known, folder = project.view.known, self.job.folder
+                known = project.view.known
                 if known.problem:
                     raise ConnectionError(known.problem)
-                if folder and (host := known.host(folder, owner_of(folder.path))):
-                    raise JobError(f"it is running on {host}")
+                own = [*map(owner_of, self.attempts)]
+                for run in known.of(self.job.id, "running"):  # with any code
+                    if run["tags"].get("owner") not in own:
+                        raise JobError(f"it is running on {run['tags'].get('host')}")
                 stored_jobs.delete(run["run_id"] for run in known.runs.get(self.job.id, []))
             if not self.path.is_dir():
                 self.path.unlink(missing_ok=bool(self.job))
@@ -160,7 +162,7 @@ def _clutter(project: Project) -> Iterator[Useless]:
         yield Useless(path, "left when a removal was interrupted")
     busy = False
     for job in project.all():
-        own = [] if (project.runs_root / job.id).is_symlink() else _own(job)
+        own = _own(project.runs_root / job.id)
         if any(locks.held(path / layout.LOCK) for path in own):
             busy = True
         elif own and all(map(_measured, own)):
@@ -173,9 +175,9 @@ def _clutter(project: Project) -> Iterator[Useless]:
         yield Useless(cache, "compiled code, made again when it is needed")
 
 
-def _own(job: Job) -> list[Path]:
-    """The attempts at a job that are no links."""
-    return [path for path in job.attempts if not path.is_symlink()]
+def _own(job: Path) -> list[Path]:
+    """The folders of a job's attempts that are no links, also of one that is about to begin."""
+    return [p for p in ([] if job.is_symlink() else job.glob("*/")) if not p.is_symlink()]
 
 
 def _measured(attempt: Path) -> bool:
@@ -192,8 +194,9 @@ def _outdated(job: Job, attempt: Path) -> Iterator[Useless]:
         for path in (attempt / name for name in layout.CHECKPOINTS):
             if path.exists():
                 yield Useless(path, "a checkpoint that nothing can continue from", [attempt])
+    known = status or not (attempt / layout.OUTCOME).exists()  # and not damaged
     given_up = status in ("", "failed", "interrupted") and attempt != present
-    if given_up and attempts.status_of(present) == "finished":
+    if known and given_up and attempts.status_of(present) == "finished":
         why = "given up: the job has finished with the present code and data"
         yield Useless(attempt, why, [attempt])
 
@@ -216,9 +219,8 @@ def remove_jobs(project: Project, given: argparse.Namespace) -> int:
         leave(exit_status.FAILED, line)
     if needs:
         return exit_status.FAILED
-    whole = (
-        Useless(project.runs_root / job.id, job.words, _own(job), job) for job in jobs.values()
-    )
+    root = project.runs_root
+    whole = (Useless(root / name, job.words, _own(root / name), job) for name, job in jobs.items())
     return _remove(project, whole, given)
 
 

@@ -60,9 +60,7 @@ ORDER BY run_uuid, step, timestamp
 
 POINTS = f"SELECT key, step, timestamp, {NUMBER} FROM metrics WHERE run_uuid = :run"
 
-SHORTEST_CUT = (
-    500  # characters of a param that old versions of MLflow keep, the others 6000 or more
-)
+CUT = 500  # characters of a param that old versions of MLflow keep; new ones keep 6000
 
 AT_ONCE = 8  # number of histories that are requested from a server at a time
 
@@ -267,13 +265,11 @@ class Known:
         # An attempt logs its costs each time that it ends: the last ones count.
         last = {point[0]: point for point in sorted(found, key=lambda p: (*p[1:3], float(p[3])))}
         counting = Counter(p for p in found if p[0] not in costs.NAMES or p == last[p[0]])
-        same = (_stored_as(text, others.get(key, "")) for key, text in wanted.items())
+        same = (
+            (there := others.get(key, "")) == text or (len(there) >= CUT and text.startswith(there))
+            for key, text in wanted.items()
+        )
         return counting != Counter(points) or not all(same)
-
-
-def _stored_as(text: str, stored: str) -> bool:
-    """Whether a text is what the store has of it, which is its beginning if it is long."""
-    return text == stored or (len(stored) >= SHORTEST_CUT and text.startswith(stored))
 
 
 Point = tuple[str, int, int, str]  # a metric, its step, its time and its value in digits
