@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faults import Project, job_of, one_line, same, succeeded
+from labjobs.files import read_record, write_record
 
 SHORT = ("--epochs", "2", "--batch-size", "256", "--quiet")
 PERSON = "someresearcher"
@@ -160,7 +161,30 @@ def without_a_list(folder: Path) -> None:
     (folder / "files.json").write_text("[]")
 
 
-@pytest.mark.parametrize("harm", [with_code, with_objects, unfinished, linked, behind_a_link])
+def of_terminals(folder: Path) -> None:
+    path = of_attempt(folder, "outcome.json")
+    about = {k: v for k, v in read_record(path).items() if k != "crc"}
+    write_record(path, about | {"said": "test_accuracy 0.9\x1b]0;title\x07"})
+
+
+def with_a_second_attempt_of_other_settings(folder: Path) -> None:
+    one, other = sorted(folder.glob("runs/*/*/settings.json"))
+    second = Path(shutil.copytree(one.parent, one.parents[1] / "00000000"))
+    about = read_record(one) | {"settings": read_record(other)["settings"]}
+    del about["crc"]
+    write_record(second / "settings.json", about)
+    os.utime(second / "metrics.jsonl", (0, 0))  # the other one is the latest
+
+
+def with_a_note_of_uploads(folder: Path) -> None:
+    of_attempt(folder, "spec.json").with_name("sent.json").write_text("{}")
+
+
+HARMS = (with_code, with_objects, unfinished, linked, behind_a_link, of_terminals)
+HARMS += (with_a_second_attempt_of_other_settings, with_a_note_of_uploads)
+
+
+@pytest.mark.parametrize("harm", HARMS)
 def test_what_could_do_harm_is_refused(fresh, folder, harm):
     harm(folder)
     relisted(folder)
@@ -176,6 +200,17 @@ def test_what_is_not_as_it_was_published_is_refused(fresh, folder, harm):
     if harm in LISTED:
         relisted(folder)
     refused(fresh, folder)
+
+
+def test_only_what_is_listed_is_copied_and_no_mode(fresh, folder):
+    listed = of_attempt(folder, "spec.json")
+    listed.chmod(0o4755)  # others could run it as whoever adopts it
+    (listed.parent / "logged").mkdir()
+    (listed.parent / "logged" / "key").symlink_to("/etc/hostname")
+    succeeded(adopt(fresh, folder))
+    assert not [*fresh.root.glob("runs/*/*/logged")]
+    assert all(path.stat().st_mode & 0o7111 == 0 for path in fresh.root.glob("runs/*/*/spec.json"))
+    assert "--spot-check -1: must be" in one_line(adopt(fresh, folder, "--spot-check=-1"), 2)
 
 
 def test_half_an_archive_is_refused(fresh, published, tmp_path):
@@ -217,6 +252,24 @@ def test_archives_that_would_write_elsewhere_or_too_much_are_refused(fresh, tmp_
         archive.addfile(about, content)
     refused(fresh, tmp_path / "sent.tar.gz")
     assert not [*tmp_path.parent.rglob("outside.txt")]
+
+
+def test_a_job_without_monitor_and_split_is_published_with_its_results(fresh, tmp_path):
+    job = fresh.finish(*SHORT, "--monitor", "none")
+    (fresh.folder(job) / "split.json").unlink()  # as of a job that splits nothing
+    (tmp_path / "new.part").mkdir()  # somebody else's
+    succeeded(fresh.do("python", "jobs.py", "publish", job, str(tmp_path / "new")))
+    page = (tmp_path / "new" / "index.html").read_text()
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert data["curves"] == {} and data["columns"][0] == "job_id" and len(data["columns"]) > 2
+    assert (tmp_path / "new.part").exists()
+    derived = fresh.finish(*SHORT, "--init-from", job)
+    shutil.rmtree(fresh.root / "runs" / job)
+    done = fresh.do("python", "jobs.py", "publish", derived, str(tmp_path / "new" / "other"))
+    assert one_line(done, 1).endswith("cannot be published: records are missing or damaged")
+    done = fresh.do("python", "jobs.py", "publish", derived, "/proc/new")
+    assert one_line(done, 1).startswith("jobs.py: /proc/new.")
+    assert not [*tmp_path.glob("new/other*")]
 
 
 def test_what_cannot_be_published_is_said(project, published, tmp_path):

@@ -4,13 +4,15 @@ could run code or lies outside, and each as it was published.
 """
 
 import argparse
+import json
+import os
 import random
 import re
 import shutil
 import tarfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,15 +20,16 @@ from tempfile import TemporaryDirectory
 from labjobs import layout
 from labjobs.commands import inventory, repeat
 from labjobs.commands.inventory import Project
-from labjobs.commands.publish import FILES, RUNS, sha256
+from labjobs.commands.publish import FILES, PUBLISHED, RUNS, sha256
 from labjobs.commands.replay import Recorded, compare_outputs
-from labjobs.errors import JobError, SettingsError, cause
+from labjobs.errors import JobError, SettingsError, cause, require
 from labjobs.files import read_json, write_record
-from labjobs.job import attempts
-from labjobs.job.terminal import counted
+from labjobs.job import attempts, identity
+from labjobs.job.terminal import Interruption, counted
 
 IN_ATTEMPT = re.compile(
-    rf"{RUNS}/([0-9a-f]{{12}}/[0-9a-f]{{8}}(?:-\d+)?)/(?:{layout.LOGGED}/)?\w[\w.-]*"
+    rf"{RUNS}/([0-9a-f]{{12}}/[0-9a-f]{{8}}(?:-\d+)?)/"
+    rf"(?:{'|'.join(map(re.escape, PUBLISHED))}|{layout.LOGGED}/[\w -][\w. -]*)"
 )
 """The name of a file of an attempt."""
 
@@ -50,15 +53,23 @@ def adopt(project: Project, given: argparse.Namespace) -> int:
     Raises SettingsError if there is no such folder or archive; JobError, before anything is copied,
     if it is not as it was published, or its jobs are not of this project; OSError.
     """
-    with _opened(given.source) as folder:
-        names = _checked(folder)
+    require(given.spot_check >= 0, "--spot-check", given.spot_check, "a number of jobs, or 0")
+    Interruption().listen()
+    now, new = datetime.now(UTC).isoformat(timespec="seconds"), list[str]()
+    project.runs_root.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".adopted-", dir=project.runs_root) as folder:
+        runs = Path(folder) / RUNS
+        with _opened(given.source) as published:
+            names = _copied(published, Path(folder))  # which nobody else changes any more
         every = sorted({found[1] for name in names if (found := IN_ATTEMPT.match(name))})
         for name in every:
-            _check_attempt(folder / RUNS, folder / RUNS / name)
+            _check_attempt(runs / name)
         for name in (name.removeprefix(f"{RUNS}/") for name in names if not IN_ATTEMPT.match(name)):
-            _copy(folder / RUNS / name, project.runs_root / name)
-        pairs = {name: (folder / RUNS / name, project.runs_root / name) for name in every}
-        new = [name.split("/")[0] for name in every if _copy(*pairs[name], given.source.name)]
+            _move(runs / name, project.runs_root / name)
+        for name in every:
+            note = {"schema": 1, "id": name.split("/")[0], "from": given.source.name, "on": now}
+            write_record(runs / name / layout.ADOPTED, note)
+            new += [name.split("/")[0]] * _move(runs / name, project.runs_root / name)
     there = len(every) - len(new)
     print(f"adopted {counted(len(new), 'job')}" + (f"; {there} already here" if there else ""))
     status = inventory.sync(project.runs_root)
@@ -81,7 +92,7 @@ def _opened(source: Path) -> Iterator[Path]:
             with tarfile.open(source) as archive:
                 most = max(SMALL, UNPACKED * source.stat().st_size)
                 for member in archive:
-                    most -= member.size
+                    most -= member.size + tarfile.BLOCKSIZE
                     if most < 0:
                         raise JobError(f"{source} holds far more than its size allows; not adopted")
                     archive.extract(member, folder, filter="data")
@@ -98,52 +109,55 @@ def _found_in(folder: Path, source: Path) -> Path:
     return inside[0]
 
 
-def _checked(folder: Path) -> list[str]:
-    """The names of the files of jobs. Raises JobError if one is not as it was published."""
+def _copied(folder: Path, place: Path) -> list[str]:
+    """Copy the files of jobs that are listed, and return their names. Raises JobError if one is not
+    as it was published."""
     listed = read_json(folder / FILES).get("files")
     if not isinstance(listed, dict):
         raise JobError(f"{FILES} is damaged; not adopted")
     for name, digest in listed.items():
-        path = folder / name
+        path, copy = folder / name, place / name
         if not KNOWN.fullmatch(name):
             raise JobError(f"{name!r} is not a file of a job; not adopted")
         if any(each.is_symlink() for each in (path, *path.parents[: name.count("/")])):
             raise JobError(f"{name} is a symbolic link, or behind one; not adopted")
-        if not path.is_file() or sha256(path) != digest:
+        if path.is_file():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)  # without its mode, by which others could run it as we
+            os.utime(copy, ns=(path.stat().st_mtime_ns,) * 2)
+        if not copy.is_file() or sha256(copy) != digest:
             raise JobError(f"{name} is missing or was changed since it was published; not adopted")
     return list(listed)
 
 
-def _check_attempt(runs: Path, path: Path) -> None:
+CONTROL = re.compile(r"\\(?:u00[0189]|u007f|[bfr])")
+"""A character in JSON that moves a terminal's cursor, or that a terminal obeys."""
+
+
+def _check_attempt(path: Path) -> None:
     """Raise JobError unless an attempt finished, its files can be read without running code, and
     the job is what its settings say, according to today's settings.py."""
-    what, attempt = f"job {path.parent.name}", Recorded(path)
+    attempt = Recorded(path)
     try:
-        if attempts.status_of(path) != "finished" or not attempt.lines:
+        if attempts.status_of(path) != "finished":
             raise JobError("it has not finished")
-        if problem := Project(runs).one(path.parent.name).problem:
-            raise JobError(problem)
+        records = [attempt.lines, *map(read_json, path.glob("*.json"))]
+        if CONTROL.search(json.dumps(records).replace("\\\\", "")):
+            raise JobError("its records have control characters in them")
+        script = identity.read(attempt.about["script"])
+        settings = identity.restore(script.settings, attempt.about["settings"])
+        if identity.job_id(settings, script.name) != attempt.job:
+            raise JobError("with today's settings.py, it is another job")
+        inventory.on_disk(path, None)
         compare_outputs(path, path)
-    except JobError as error:
-        raise JobError(f"{what} cannot be adopted: {error}") from error
+    except Exception as error:  # whatever comes of strange records
+        raise JobError(f"job {attempt.job} cannot be adopted: {cause(error)}") from error
 
 
-def _copy(source: Path, target: Path, origin: str = "") -> bool:
-    """Copy a file, or the folder of an attempt with a note of its origin, whole or not at all;
-    return whether it was not there yet."""
+def _move(source: Path, target: Path) -> bool:
+    """Move a file, or the folder of an attempt, unless it is there; return whether it was not."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
         return False
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".adopted-", dir=target.parent) as folder:
-        copy = Path(folder) / target.name
-        if source.is_dir():
-            shutil.copytree(source, copy)
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            note = {"schema": 1, "id": target.parent.name, "from": origin, "on": now}
-            write_record(copy / layout.ADOPTED, note)
-        else:
-            shutil.copy2(source, copy)
-        with suppress(OSError):  # another process was first
-            copy.rename(target)
-            return True
-    return False
+    source.rename(target)
+    return True

@@ -17,7 +17,7 @@ from labjobs import exit_status, installation
 from labjobs.cli.parser import Parser, unknown_flag
 from labjobs.commands import adopt, disk, inventory, publish, repeat, staleness
 from labjobs.commands.inventory import Project
-from labjobs.errors import JobError, SettingsError, did_you_mean
+from labjobs.errors import JobError, SettingsError, cause, did_you_mean
 from labjobs.files import ENGINE, PROJECT, shown
 from labjobs.job import runtime, terminal
 from labjobs.job.terminal import Interrupted, leave
@@ -291,6 +291,8 @@ def jobs_command() -> int:
         return leave(exit_status.WRONG, f"jobs.py: {error}")
     except (JobError, ConnectionError) as error:
         return leave(exit_status.FAILED, f"jobs.py: {error}")
+    except OSError as error:  # a full disk, a folder of another user
+        return leave(exit_status.FAILED, f"jobs.py: {cause(error)}")
     except Interrupted as stop:
         line = f"jobs.py: {given.command} was interrupted {stop}"
         return leave(exit_status.SIGNALLED + stop.number, line)

@@ -22,6 +22,7 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from labjobs import exit_status, layout
 from labjobs.commands import inventory, repeat
@@ -29,10 +30,10 @@ from labjobs.commands.inventory import Project
 from labjobs.commands.replay import Recorded
 from labjobs.errors import JobError, SettingsError
 from labjobs.files import PROJECT, record, shown, write_json
-from labjobs.job import code_evidence, data_evidence, journal
+from labjobs.job import attempts, code_evidence, data_evidence, journal
 from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
 from labjobs.job.runtime import Runtime
-from labjobs.job.terminal import counted
+from labjobs.job.terminal import Interruption, counted
 from labjobs.results import page
 from labjobs.tracking.mlflow_client import experiment_name
 from labjobs.tracking.mlflow_store import user
@@ -51,6 +52,11 @@ COPIED = (
 LOGS = (layout.LOG, layout.OUTPUT, layout.PROFILE, layout.PROFILE_JSON)
 """Files that show the machine on which a job ran."""
 
+WRITTEN = (layout.BEST, layout.OUTCOME, layout.SETTINGS, layout.COST, layout.JOURNAL)
+
+PUBLISHED = (*COPIED, *LOGS, *WRITTEN)
+"""All that may be published of an attempt."""
+
 PERSONAL = ("host", "mlflow.user")
 """Tags of the journal that name a machine or a user."""
 
@@ -65,8 +71,8 @@ def publish(project: Project, given: argparse.Namespace) -> int:
     if out.exists():
         raise SettingsError(f"{out} already exists; name a new folder")
     every = [_attempt(job, found) for job, found in repeat.named(project, given.what).items()]
-    part = out.with_name(f"{out.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    part = out.with_name(f"{out.name}.{uuid4().hex}.part")
+    Interruption().listen()
     try:
         runs = part / RUNS
         runs.mkdir(parents=True)
@@ -110,10 +116,12 @@ def _attempt(job_id: str, job: inventory.Job | None) -> Recorded:
 
 
 def _with_inputs(every: Iterable[Recorded]) -> Iterator[Recorded]:
-    """Attempts, and those that they are derived from, each once."""
+    """Attempts, and those that they are derived from, each once. Raises JobError."""
     left, seen = [*every], set[Path]()
     while left:
         attempt = left.pop()
+        if attempts.status_of(attempt.path) != "finished" or not attempt.about:
+            raise JobError(f"{attempt.name} cannot be published: records are missing or damaged")
         if attempt.path not in seen:
             seen.add(attempt.path)
             inputs = attempt.about.get("inputs", {})
@@ -142,7 +150,7 @@ def _write_attempt(attempt: Recorded, runs: Path, weights: bool, logs: bool) -> 
     if (drawn := source.parent / layout.DRAWN).exists():
         shutil.copyfile(drawn, folder.parent / layout.DRAWN)
     for name in _shared(attempt):
-        if (path := source.parents[1] / name).exists():
+        if (path := source.parents[1] / name).is_file():  # there need not be a split
             (runs / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(path, runs / name)
 
@@ -191,16 +199,18 @@ def _write_figure(figure: Path, part: Path) -> Iterator[Path]:
 def _write_page(part: Path, every: Iterable[Recorded], drawn: list[Path]) -> None:
     """Write the page: settings that differ, results and curves of the monitored metrics."""
     rows, curves, monitored = list[dict[str, Any]](), dict[str, page.Curve](), set[str]()
+    shown = {"job_id"}
     for attempt in every:
         settings = attempt.about["settings"]
         results = inventory.on_disk(attempt.path, None)["metrics"]
         rows.append({"job_id": attempt.job, **settings, **results})
+        shown |= {*results}
         monitor = str(settings.get("monitor"))
         points = [line for line in attempt.lines if monitor in line.get("metrics", ())]
         curves[attempt.job] = [(line["step"], line["metrics"][monitor]) for line in points]
-        monitored.add(monitor)
+        monitored |= {monitor} if points else set()
     names = dict.fromkeys(name for row in rows for name in row)
-    columns = [n for n in names if n == "job_id" or len({str(row.get(n)) for row in rows}) > 1]
+    columns = [n for n in names if n in shown or len({str(row.get(n)) for row in rows}) > 1]
     table = [[row.get(name) for name in columns] for row in rows]
     jobs = page.Jobs(columns, table, " or ".join(sorted(monitored)), curves)
     page.write(part / "index.html", experiment_name(), "", drawn, jobs)

@@ -8,6 +8,7 @@ from base64 import b64encode
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,9 @@ def _row(cells: Iterable[str], tag: str) -> str:
 
 def _data(jobs: Jobs) -> str:
     """The jobs as JSON that can stand in a page: it cannot end the element around it."""
-    steps = {job: -(-len(points) // POINTS) for job, points in jobs.curves.items()}
-    curves = {job: jobs.curves[job][::-step][::-1] for job, step in steps.items()}  # the last too
+    finite = {job: [p for p in every if isfinite(p[1])] for job, every in jobs.curves.items()}
+    steps = {job: -(-len(points) // POINTS) for job, points in finite.items() if points}
+    curves = {job: finite[job][::-step][::-1] for job, step in steps.items()}  # the last too
     plain = vars(jobs) | {"curves": curves}
     return json.dumps(_finite(plain), separators=(",", ":")).replace("<", "\\u003c")
 
