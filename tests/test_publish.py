@@ -106,6 +106,10 @@ def with_objects(folder: Path) -> None:
     np.savez(of_attempt(folder, "predictions.npz"), label=np.array([Code()], dtype=object))
 
 
+def with_a_bomb(folder: Path) -> None:
+    np.savez_compressed(of_attempt(folder, "predictions.npz"), label=np.zeros(200_000_000, np.int8))
+
+
 def unfinished(folder: Path) -> None:
     of_attempt(folder, "outcome.json").unlink()
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from zipfile import ZipFile
 
 from labjobs import layout
 from labjobs.commands import inventory, repeat
@@ -149,6 +150,11 @@ def _check_attempt(path: Path) -> None:
         if identity.job_id(settings, script.name) != attempt.job:
             raise JobError("with today's settings.py, it is another job")
         inventory.on_disk(path, None)
+        if (outputs := path / layout.PREDICTIONS).exists():
+            with ZipFile(outputs) as packed:
+                unpacked = sum(each.file_size for each in packed.infolist())
+            if unpacked > max(SMALL, UNPACKED * outputs.stat().st_size):
+                raise JobError(f"{outputs.name} holds far more than its size allows")
         compare_outputs(path, path)
     except Exception as error:  # whatever comes of strange records
         raise JobError(f"job {attempt.job} cannot be adopted: {cause(error)}") from error
