@@ -186,6 +186,12 @@ def test_a_setting_that_means_nothing_without_another_counts_only_with_it():
         assert (idle.momentum, "momentum" in identity(idle)) == (0.9, False)
         assert job_id(idle) == job_id(parse(*words, kind=nested)) == id_of(" ".join(words))
         assert restore(nested, identity(idle)) == idle
+    more = changed(
+        ("nesterov", bool, setting(False, when={"momentum": 0.9})),
+        ("momentum", float, setting(0.9, when={"lr": rates, "seed": 0})),
+    )
+    assert {"momentum", "nesterov"} & identity(parse("--lr", "2", kind=more)).keys() == set()
+    assert "nesterov" in identity(parse("--lr", "1", kind=more))
     first, second = (parse("--lr", "1", "--momentum", m, kind=nested) for m in ("0.5", "0.9"))
     assert job_id(first) != job_id(second)
     assert restore(nested, identity(first)) == first
@@ -470,6 +476,10 @@ MISTAKES = [
     (dataclass_of(("help", str, "")), "Settings.help: --help is a flag of the engine"),
     (dataclass_of(("steps", int, setting(0, replaces="epoch"))), "Settings.steps: replaces="),
     (dataclass_of(("m", int, setting(0, when={"opt": "sgd"}))), "Settings.m: when={'opt': 'sgd'}"),
+    (
+        changed(("m", int, setting(0, when={"lr": [0.1, "high"]}))),
+        "Settings.lr: its value in when of m 'high': must be",
+    ),
     (
         changed(
             ("steps", int, setting(3, replaces="epochs")),

@@ -208,7 +208,11 @@ class Flags(dict[str, Flag]):
         rules = [(name, flag.rules) for name, flag in flags.items()]
         self.neutral = {n: as_plain(each["neutral"]) for n, each in rules if "neutral" in each}
         self.formerly = {n: each["formerly"] for n, each in rules if each.get("formerly")}
-        self.when = {n: each["when"] for n, each in rules if each.get("when")}
+        self.when = {
+            n: {key: v if isinstance(v, list) else [v] for key, v in each["when"].items()}
+            for n, each in rules
+            if each.get("when")
+        }
         self.replacing: dict[str, list[str]] = {}
         for name, each in rules:
             if replaced := each.get("replaces"):
@@ -216,16 +220,18 @@ class Flags(dict[str, Flag]):
 
     def idle(self, settings: Any) -> set[str]:
         """Return which settings do not count: those that others replace, and those whose `when`
-        does not hold."""
-        replaced = {
+        does not hold, or names a setting that does not count itself."""
+        found = {
             old for old, new in self.replacing.items() if any(getattr(settings, n) for n in new)
         }
-        return replaced | {
-            name
-            for name, wanted in self.when.items()
-            for key, value in wanted.items()
-            if getattr(settings, key) not in (value if isinstance(value, list) else [value])
-        }
+        for _ in self.when:  # until a chain of them has come to its end
+            found |= {
+                name
+                for name, wanted in self.when.items()
+                for key, values in wanted.items()
+                if key in found or getattr(settings, key) not in values
+            }
+        return found
 
 
 @cache
@@ -300,9 +306,15 @@ def _check_together(kind: str, flags: Flags) -> None:
             taken = "is the name of a setting, or is in FORMER"
             raise SettingsError(f'{kind}.{name}: formerly="{before}" {taken}')
     for name, wanted in flags.when.items():
-        for key in wanted.keys() - flags.keys():
-            missing = f"when={wanted!r}, but there is no setting {key}"
-            raise SettingsError(f"{kind}.{name}: {missing}")
+        for key, values in wanted.items():
+            if key not in flags:
+                missing = f"when={flags[name].rules['when']!r}, but there is no setting {key}"
+                raise SettingsError(f"{kind}.{name}: {missing}")
+            try:
+                for value in values:
+                    _check_in_code(flags[key], f"value in when of {name}", value)
+            except ValueError as error:
+                raise SettingsError(f"{kind}.{key}: {error}") from None
     for replaced, names in flags.replacing.items():
         if replaced not in flags:
             missing = f'replaces="{replaced}", but there is no such setting'
