@@ -310,7 +310,7 @@ def test_the_best_job_is_called_by_what_varies_among_those_drawn(draw, store, ed
     assert "the best of 6 by validation accuracy (learning rate 0.2, seed 2)" in told
 
 
-def test_a_setting_that_does_not_count_is_no_value(draw, store, edit):
+def test_a_setting_that_does_not_count_is_no_value(draw, store, edit, figures):
     for optimizer, momentum in (("adam", None), ("sgd", 0.5), ("sgd", 0.9)):
         own = {} if momentum is None else {"momentum": momentum}
         accuracies(store, "nested", [0.5, 0.7 - len(own) * 0.1], optimizer=optimizer, **own)
@@ -324,6 +324,9 @@ def test_a_setting_that_does_not_count_is_no_value(draw, store, edit):
     assert "baseline (adam)" in ablation
     changes = re.findall(r"^\| optimizer: adam → (.*?) \|", ablation, re.MULTILINE)
     assert changes == ["sgd, momentum 0.5", "sgd, momentum 0.9"]
+    (legend,) = figures["learning-curves"].legends
+    lines = [text.get_text() for text in legend.get_texts()]
+    assert lines == ["momentum none", "momentum 0.5", "momentum 0.9"]
 
 
 def test_captions_name_devices_monitors_and_code_that_differ(draw, store):

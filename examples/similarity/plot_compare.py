@@ -108,7 +108,7 @@ def draw_map(ax: "Axes", mean: "pd.DataFrame") -> Any:
 
 def number_cells(ax: "Axes", mean: "pd.DataFrame") -> None:
     """Name the columns of a map, and write the number in each cell if it is wide enough."""
-    cell = text.name_columns(ax, [str(name) for name in mean.columns])
+    cell = figures.name_columns(ax, [str(name) for name in mean.columns])
     if not text.fits("−0.00", cell):
         return
     for (row, column), value in np.ndenumerate(mean.to_numpy()):
@@ -138,7 +138,7 @@ def corresponding_layers(jobs: "pd.DataFrame") -> "Drawn":
             label = text.wrapped(name, 50 * fig.get_figwidth(), "small")
             ax.plot(values.mean(axis=1, skipna=False), marker=look.marker, label=label, **line)
         ax.set_xlim(-0.5, len(layers) - 0.5)  # a column for each
-        text.name_columns(ax, [*layers])
+        figures.name_columns(ax, [*layers])
         ax.set_xlabel("layer")
     figures.value_axis(axes[0, 0].yaxis, CKA)
     if len(panels) > 1:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labjobs.results import figures, groups, metrics, plots, plotting, style, tables, text
+from labjobs.results import figures, groups, metrics, plots, plotting, style, tables
 from settings import STITCH_METRICS, StitchSettings
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def draw_accuracies(ax: "Axes", jobs: "pd.DataFrame") -> None:
         places = [place + aside for place in range(len(cuts))]
         ax.plot(places, means, look.marker, color=look.colour, label=label)
     ax.set_xlim(-0.5, len(cuts) - 0.5)
-    text.name_columns(ax, cuts)
+    figures.name_columns(ax, cuts)
 
 
 FIGURES = {"loss-by-evaluations": loss_by_evaluations, "accuracy-by-layer": accuracy_by_layer}

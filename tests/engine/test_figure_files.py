@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import re
 import sys
 from datetime import datetime
@@ -11,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import stored
-from labjobs.results import figures, plotting, tables
+from labjobs.results import figures, page, plotting, tables
 from labjobs.results.metrics import NoResults
 from toy import Settings
 
@@ -216,6 +217,14 @@ def test_what_cannot_be_is_said_in_one_line(draw, tmp_path, flags, said):
     assert (status, out) == (1 if flags[0] == "--experiment" else 2, "")
     assert error.startswith(f"plot.py: {said}") and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_curve_on_a_page_has_the_points_that_can_be_drawn(tmp_path):
+    points = [(1, math.inf), (2, 0.5), (3, math.nan), (4, 0.25)]
+    jobs = page.Jobs(["job_id"], [["a"], ["b"]], "val_loss", {"a": points, "b": points[:1]})
+    page.write(tmp_path / "page.html", "t", "", [], jobs)
+    data = re.search(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text(), re.DOTALL)
+    assert json.loads(data[1])["curves"] == {"a": [[2, 0.5], [4, 0.25]]}
 
 
 def test_a_page_has_the_figures_with_captions_and_all_jobs(draw, store, tmp_path):

@@ -365,3 +365,23 @@ def test_long_names_below_a_map_make_the_figure_higher():
     with pytest.raises(NoResults, match="is too long a name for a figure"):
         table["x"] = [f"{name} {'x' * 60}" for name in table["x"]]
         plots.heatmap(ax, {"a": table[:3], "b": table[3:]}, "x", LOWER)
+
+
+def test_a_map_is_no_higher_than_the_page():
+    figures.use(style.VENUES["nature"])
+    rows = {
+        f"row {n}": jobs(LOWER, x=[f"width {100_000 * n}" for n in range(20)], y=n)
+        for n in range(16)
+    }
+    fig, ax = figures.rows([*rows], 0.4)
+    plots.heatmap(ax, rows, "x", LOWER)
+    assert print_check.check(fig, style.VENUES["nature"]) == []
+
+
+def test_words_have_their_names_on_an_axis():
+    _, axes = figures.panels(["a", "b"], "optimizer", LOWER)
+    _, ax = figures.figure()
+    figures.value_axis(ax.xaxis, "optimizer")
+    for each in (ax, *axes):
+        each.bar(["adam", "sgd"], [1, 2])
+        assert [tick.get_text() for tick in each.get_xticklabels()] == ["adam", "sgd"]

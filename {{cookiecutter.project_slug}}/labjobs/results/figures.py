@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib.ticker import AutoLocator, LogLocator, MaxNLocator, NullFormatter
 
 from labjobs.results import text
-from labjobs.results.metrics import Measured
+from labjobs.results.metrics import Measured, NoResults
 from labjobs.results.samples import Difference, Sample
 from labjobs.results.style import DEFAULT, VENUES, Venue, number, parameters, signed
 
@@ -96,7 +96,7 @@ def panels(
     axes = list(grid.flat)[: len(names)]
     for title, ax in zip(titles, axes, strict=True):
         ax.set_title(title)
-        ax.xaxis.set(major_locator=Ticks(), major_formatter=plain)
+        _label(ax.xaxis, "", 1)
         value_axis(ax.xaxis if rows else ax.yaxis, values)
         ax.set(**{"xlabel" if rows else "ylabel": ""})
     fig.supxlabel(xlabel)
@@ -159,7 +159,30 @@ def legend(fig: "Figure", labels: Mapping[str, str] = MappingProxyType({})) -> N
         if columns == 1 or box.width <= fig.bbox.width:
             break
         made.remove()
-    fig.set_figheight(min(round(fig.get_figheight() + box.height / fig.dpi, 2), _venue.height))
+    _heighten(fig, box.height / fig.dpi)
+
+
+def _heighten(fig: "Figure", inches: float) -> None:
+    """Make a figure higher, as far as the page allows it."""
+    fig.set_figheight(min(round(fig.get_figheight() + inches, 2), _venue.height))
+
+
+def name_columns(ax: "Axes", names: Sequence[str]) -> float:
+    """Name the columns of an image, vertically and in a higher figure if names are long, and only
+    some of them if there are too many; return the points that a column has. Raises NoResults for
+    names that are too long."""
+    fig, shown = text.figure_of(ax), text.named(len(names))
+    ax.set_xticks(shown, [names[column] for column in shown])
+    fig.draw_without_rendering()
+    cell = 72 / fig.dpi * float(ax.get_window_extent().width) / len(names)
+    upright = ax.get_xticklabels()[0].get_rotation()
+    longest = max(text.width(names[column], _venue.small) for column in shown)
+    if not upright and longest + text.MARGIN > cell * shown.step:
+        if longest > text.ROW_NAMES * 72 * fig.get_figwidth():
+            raise NoResults(text.too_long(max(names, key=len)))
+        ax.tick_params(axis="x", rotation=90)
+        _heighten(fig, longest / 72)
+    return cell
 
 
 def _name_ends(ax: "Axes", lines: "Mapping[str, Any]") -> bool:
@@ -223,6 +246,7 @@ def _label(axis: "Axis", label: str, factor: int) -> None:
     axis.set_label_text(text.wrapped(label, 72 * inches, _venue.text))
     axis.set_major_locator(Ticks())
     axis.set_major_formatter(partial(plain, factor=factor))
+    axis.isDefault_majloc = axis.isDefault_majfmt = True  # words and dates bring their own
 
 
 def log_scale(axis: "Axis") -> None:

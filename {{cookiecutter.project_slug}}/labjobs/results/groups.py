@@ -154,7 +154,7 @@ def label(jobs: "pd.DataFrame", by: Sequence[str]) -> "pd.Series[Any]":
     """Return the values of these settings as text, for each of the jobs, ordered as the values are.
 
     Words come first, without their setting's name if no other setting has words, and all of them
-    begin with a letter and are not `none`. Settings that do not count are left out.
+    begin with a letter and are not `none`. Settings that do not count are left out, if any does.
     """
     import pandas as pd
 
@@ -172,7 +172,8 @@ def label(jobs: "pd.DataFrame", by: Sequence[str]) -> "pd.Series[Any]":
         }
         columns.append([texts[value] for value in jobs[name]])
     rows = list(zip(*columns, strict=True)) if by else [()] * len(jobs)
-    whole = {row: ", ".join(text for _, text in row if text) for row in sorted({*rows})}
+    none = f"{setting(by[0])} none" if by else ""  # where nothing else is said
+    whole = {row: ", ".join(text for _, text in row if text) or none for row in sorted({*rows})}
     if len({*whole.values()}) < len(whole):  # there are commas in words
         whole = {row: f"{text} ({number})" for number, (row, text) in enumerate(whole.items(), 1)}
     labels = pd.Categorical([whole[row] for row in rows], [*whole.values()], ordered=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from labjobs.results import groups, intervals, text
-from labjobs.results.figures import INTERVAL, LABEL, log_scale, plain
+from labjobs.results.figures import INTERVAL, LABEL, log_scale, name_columns, plain
 from labjobs.results.intervals import Interval
 from labjobs.results.metrics import Measured, NoResults
 from labjobs.results.samples import Difference, Sample, sample
@@ -175,7 +175,7 @@ def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Meas
     ax.set_xlabel(setting(x))
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    cell = text.name_columns(ax, list(columns.values()))
+    cell = name_columns(ax, list(columns.values()))
     shown = (metric.factor * grid).ravel().tolist()
     texts = numbers(shown)
     if not metric.log and np.isfinite(spans).all(axis=1).any():  # digits that these justify
@@ -184,7 +184,7 @@ def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Meas
     if not _fill_cells(ax, image, texts, cell):
         ticks = partial(plain, factor=metric.factor)
         bar = text.figure_of(ax).colorbar(image, ax=ax, format=ticks)
-        text.name_columns(ax, list(columns.values()))  # which are narrower now
+        name_columns(ax, list(columns.values()))  # which are narrower now
         high = LABEL * 72 * text.figure_of(ax).get_figheight()
         bar.ax.set_ylabel(text.wrapped(metric.axis, high, bar.ax.yaxis.label.get_fontsize()))
 
@@ -325,5 +325,5 @@ def confusion(
     texts = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in texts]
     shown = text.named(len(classes))
     ax.set_yticks(shown, [texts[row] for row in shown])
-    cell = text.name_columns(ax, texts)
+    cell = name_columns(ax, texts)
     _fill_cells(ax, image, [str(count or "") for count in counts.flat], cell)

@@ -64,11 +64,12 @@ def row_names(names: Sequence[str], inches: float) -> list[str]:
     texts = [wrapped(name, points, size) for name in names]
     for lines in (text.split("\n") for text in texts):
         if len(lines) > LINES or any(width(line, size) > 2 * points for line in lines):
-            raise NoResults(_too_long(max(names, key=len)))
+            raise NoResults(too_long(max(names, key=len)))
     return texts
 
 
-def _too_long(name: str) -> str:
+def too_long(name: str) -> str:
+    """Return what is said of a name that no figure has a place for."""
     short = f"{name[:40]}…" if len(name) > 40 else name
     return f"{short} is too long a name for a figure; shorten LABELS, or {CURE}"
 
@@ -87,26 +88,6 @@ def name_rows(ax: "Axes", names: Sequence[str], counts: Sequence[int] = ()) -> N
 def named(count: int) -> range:
     """Return which columns or rows of an image are named: all, or every second, third, …"""
     return range(0, count, -(-count // NAMED))
-
-
-def name_columns(ax: "Axes", texts: Sequence[str]) -> float:
-    """Name the columns of an image, vertically and in a higher figure if names are long, and only
-    some of them if there are too many; return the points that a column has. Raises NoResults for
-    names that are too long."""
-    import matplotlib
-
-    fig, shown = figure_of(ax), named(len(texts))
-    ax.set_xticks(shown, [texts[column] for column in shown])
-    fig.draw_without_rendering()
-    cell = 72 / fig.dpi * float(ax.get_window_extent().width) / len(texts)
-    size, upright = matplotlib.rcParams["xtick.labelsize"], ax.get_xticklabels()[0].get_rotation()
-    longest = max((texts[column] for column in shown), key=lambda name: width(name, size))
-    if not upright and width(longest, size) + MARGIN > cell * shown.step:
-        if width(longest, size) > ROW_NAMES * 72 * fig.get_figwidth():
-            raise NoResults(_too_long(longest))
-        ax.tick_params(axis="x", rotation=90)
-        fig.set_figheight(round(fig.get_figheight() + width(longest, size) / 72, 2))
-    return cell
 
 
 def fits(text: str, points: float) -> bool:
