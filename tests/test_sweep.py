@@ -14,9 +14,13 @@ import time
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from faults import ended, one_line, silent, succeeded, wait_until
+from labjobs.layout import JOURNAL
+from labjobs.sweeps.gpus import Gpu
+from labjobs.sweeps.sweep import Worker
 from sweeps import Lab, light, write_grid, write_lines
 
 QUICK = "--epochs 1 --batch-size 256 --device cpu"
@@ -310,12 +314,16 @@ def test_states_and_ctrl_c(lab):
 
 
 def test_messages_of_a_failure_of_silence_and_of_the_end(lab, tmp_path):
-    failing = light(ends="failed", says="KeyError: no")
+    """No message has a secret, or is long, whatever a job prints."""
+    failing = light(ends="failed", says=f"KeyError: hunter2hunter2 {'no' * 1000}")
     lab.write_grid(failing(0), failing(1), light(seconds=4)(2))
+    lab.env |= {"HUB_TOKEN": "hunter2hunter2"}
     done = lab.sweep(NOTIFY=f"cat >> {tmp_path / 'told'}", NOTIFY_SECONDS="1")
     assert done.returncode == 1
     told = (tmp_path / "told").read_text().splitlines()
     assert sum("a job has failed, the first one: " in line for line in told) == 1
+    assert "KeyError: ***" in "".join(told) and "hunter2" not in "".join(told)
+    assert max(map(len, told)) < 1100
     assert any("has stopped logging: " in line and '"seconds": 4' in line for line in told)
     end = next(line for line in done.stdout.splitlines() if " jobs finished, " in line)
     assert told[-1] == f"{lab.project.root.name}: {end}"
@@ -323,9 +331,64 @@ def test_messages_of_a_failure_of_silence_and_of_the_end(lab, tmp_path):
 
 def test_a_message_that_cannot_be_sent_stops_nothing(lab):
     lab.write_grid(light()(0))
-    done = lab.sweep(NOTIFY="echo 'no such address' >&2; exit 3")
+    done = lab.sweep(NOTIFY="printf 'no such address \\377' >&2; exit 3")
     assert done.returncode in (0, 3) and done.stdout.count(" finished: ") == 1
-    assert "run.sh: NOTIFY: status 3: no such address\n" in done.stderr
+    assert "run.sh: NOTIFY: status 3: no such address \ufffd\n" in done.stderr
+
+
+def test_variables_that_are_no_numbers(lab):
+    """Nothing is started."""
+    lab.write_grid(light()(0))
+    lab.use(0, memory=3, percent=0)
+    for variable, device in (("NOTIFY_SECONDS", ""), ("GPU_BUSY_MIB", "GPU-0")):
+        said = lab.sweep(**{variable: "10m", "CUDA_VISIBLE_DEVICES": device})
+        assert said.returncode == 2
+        assert said.stderr == f"run.sh: {variable} 10m: must be a number, at least 0\n"
+    assert not lab.intervals()
+
+
+def test_silence_is_told_again_only_if_it_lasts_much_longer(tmp_path, monkeypatch):
+    """As with an evaluation after each epoch that takes longer than ten minutes."""
+    now, told = [0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    worker, entry = Worker(Gpu({})), SimpleNamespace(job=SimpleNamespace(path=tmp_path))
+    for silence in (1, 1, 1200, 1, 1200, 1, 13_000):
+        with (tmp_path / JOURNAL).open("a") as journal:
+            print("{}", file=journal)
+        for _ in range(silence):
+            now[0] += 1
+            told += [silence] * worker.is_stuck(entry, 600)
+    assert told == [1200, 13_000]
+
+
+def test_two_batch_systems(lab: Lab) -> None:
+    """None waits for a job of the other, or is forgotten where the other cannot be asked. One that
+    does not answer is given no jobs, which it may have."""
+    pretend_slurm(lab)
+    job = "<JB_job_number>4711</JB_job_number><state>qw</state><tasks>1</tasks>"
+    answers = {"qsub": "echo 4711", "qconf": "true", "sbatch": "echo 17"}
+    answers |= {"qstat": f"echo '<jobs><job_list>{job}</job_list></jobs>'"}
+    answers |= {"squeue": "echo 17 0 PENDING None"}
+    for name, answer in answers.items():
+        (lab.machine / name).write_text(f"#!/bin/sh\n{answer}\n")
+        (lab.machine / name).chmod(0o755)
+    text = '[one]\nsystem = "gridengine"\n[two]\nsystem = "slurm"\n'
+    (lab.project.root / "cluster.toml").write_text(text)
+    lab.write_analysis()
+    lab.write_grid("--seed 1")
+    silent(lab.sweep("--on", "one"))
+    lab.write_lines("first=$(job --seed 1)", 'job analyse.py --first "$first"')
+    said = one_line(lab.sweep("--on", "two"), 2)
+    assert "Slurm cannot wait for job " in said and said.endswith(", queued by SGE 4711_0 PENDING")
+    lab.write_grid("--seed 2")
+    silent(lab.sweep("--on", "two"))
+    (lab.machine / "qstat").write_text("#!/bin/sh\nexit 1\n")
+    again = lab.sweep("--on", "two")
+    assert again.stdout == "nothing submitted to Slurm: 1 queued\n"
+    assert again.stderr == "run.sh: qstat: status 1; the jobs in its queue are not known\n"
+    lab.write_grid("--seed 1")
+    twice = lab.sweep("--on", "one")
+    assert (twice.returncode, twice.stderr.splitlines()[-1]) == (2, "run.sh: qstat: status 1")
 
 
 def pretend_slurm(lab: Lab) -> None:

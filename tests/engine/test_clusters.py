@@ -49,6 +49,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
         (SLURM + 'requeue = "no"', "[hyades] requeue: must be true or false"),
         (SLURM + 'setup = "module load cuda"', "[hyades] setup: must be a list of strings"),
         (SLURM + "setup = [1]", "[hyades] setup: must be a list of strings"),
+        (SLURM + 'runs = "$UNSET/runs"', "[hyades] runs: $UNSET/runs: $UNSET is not set"),
+        (SLURM + "time = 04:00:00", "[hyades] time: must be a string on one line"),
         (SLURM + "ask = 1", "[hyades] ask: must be options by key, such as"),
         (SLURM + 'ask = { gpu = "" }', "[hyades] ask: gpu: no such key; did you mean gpus?"),
         (
@@ -71,7 +73,7 @@ def test_what_is_wrong(files: tuple[Path, Path], text: str, said: str) -> None:
 def test_a_persons_own_file(files: tuple[Path, Path]) -> None:
     """It adds to the project's, and replaces it; what is wrong in it names it."""
     project, own = files
-    project.write_text(SLURM + 'account = "lab"\ntime = "4:00:00"\n')
+    project.write_text("\ufeff" + SLURM + 'account = "lab"\ntime = "4:00:00"\n')
     own.write_text('[hyades]\naccount = "me"\nqos = "fast"\n[other]\nsystem = "gridengine"\n')
     found = options.cluster("hyades")
     assert (found.account, found.qos, found.time) == ("me", "fast", "4:00:00")

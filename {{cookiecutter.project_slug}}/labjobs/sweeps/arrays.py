@@ -39,7 +39,12 @@ def submit(
 
     The jobs were checked at `since`, in ns: what was written before belongs to an earlier sweep.
     """
+    for job, said in queued.items():
+        if not said.startswith(f"{cluster.title} ") and any(job in e.inputs for e in left):
+            raise SettingsError(f"{cluster.title} cannot wait for job {job}, queued by {said}")
     system = SYSTEMS[cluster.system]
+    if any(map(was_given, folder.parent.iterdir())):
+        system.tasks()  # without an answer, it could have these jobs already
     arrays = [*_arrays_to_make(left, queued, system.largest_array())]
     jobs = [(str(entry.job.path), entry.words) for entries, _ in arrays for entry in entries]
     record = {"since": since, "cluster": vars(cluster), "jobs": jobs}
@@ -109,20 +114,26 @@ def has(folder: Path) -> bool:
     return any(array in tasks for array, _ in _arrays(folder))
 
 
-def queued(sweeps: Path) -> dict[str, str]:
+def queued(sweeps: Path) -> tuple[dict[str, str], list[str]]:
     """The jobs in queues that have not ended, by job id: their tasks and the systems' words for
-    their states, such as `Slurm 17_3 PENDING, Priority`. Raises SettingsError."""
+    their states, such as `Slurm 17_3 PENDING, Priority`; and why systems cannot be asked."""
     found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     tasks = cache(lambda system: SYSTEMS[system].tasks())
     for folder in filter(was_given, sorted(sweeps.glob("*"))):
         with suppress(FileNotFoundError):  # removed in the meantime, so nothing of it is queued
             cluster, jobs, since = _submitted(folder)
+            try:
+                states = {} if cluster.system in problems else tasks(cluster.system)
+            except SettingsError as error:
+                problems[cluster.system] = str(error)
+                continue
             for array, start in _arrays(folder):
-                for number, state in tasks(cluster.system).get(array, {}).items():
+                for number, state in states.get(array, {}).items():
                     attempt, _ = jobs[start + number]
                     if grid.ended(attempt, since) is None:
                         found[attempt.parent.name] = f"{cluster.title} {array}_{number} {state}"
-    return found
+    return found, [*problems.values()]
 
 
 def _submitted(folder: Path) -> tuple[Cluster, list[tuple[Path, list[str]]], int]:

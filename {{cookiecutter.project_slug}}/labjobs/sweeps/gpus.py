@@ -19,10 +19,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import starmap
 from pathlib import Path
+from typing import Any
 
 from labjobs import locks, machine
 from labjobs.errors import SettingsError
 from labjobs.files import PROJECT
+from labjobs.sweeps.options import from_environment
 
 LOCKS = "/tmp/gpu-locks"
 """Where the locks are, unless GPU_LOCKS says otherwise. They are not in /dev/shm, where systemd
@@ -185,14 +187,9 @@ def _opened(folder: Path) -> Iterator[int]:
 def nvidia_smi(*words: str) -> str:
     """Return what nvidia-smi prints; empty if it fails or is not installed, or hangs, as it does
     once a GPU has fallen off the bus. Then a line says so, and TERM ends the sweep in time."""
+    how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
     try:
-        done = subprocess.run(
-            ["nvidia-smi", *words],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=HANGS,
-        )
+        done = subprocess.run(["nvidia-smi", *words], timeout=HANGS, **how)
     except subprocess.TimeoutExpired:
         line = f"nvidia-smi {' '.join(words)}: no answer within {HANGS} s; a GPU may be broken"
         print(line, file=sys.stderr, flush=True)
@@ -210,7 +207,7 @@ def _usage(device: str) -> str:
     if len(numbers) != 2 or not all(each.isdecimal() for each in numbers):
         return ""  # a part of a GPU has no such figures
     memory, percent = map(int, numbers)
-    most = int(os.environ.get("GPU_BUSY_MIB") or 1024)
+    most = from_environment("GPU_BUSY_MIB", 1024)
     if memory > most or (memory > 100 and percent > BUSY):
         usage = f"{memory} MiB and {percent} % of its time in use"
         return f"is in use by another process ({usage})"

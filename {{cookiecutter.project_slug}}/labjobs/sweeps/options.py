@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -103,6 +104,16 @@ SYSTEMS = {
         | {"gpus": "-l gpu={}", "cores": "-pe smp {}", "time": "-l h_rt={}"},
     ),
 }
+
+
+def from_environment(variable: str, usual: float) -> float:
+    """Return the number that a variable of the environment holds, or the usual one. Raises
+    SettingsError."""
+    given = os.environ.get(variable) or usual
+    with suppress(ValueError):
+        if float(given) >= 0:
+            return float(given)
+    raise SettingsError(f"{variable} {given}: must be a number, at least 0")
 
 
 def ask(*command: str, given: str | None = None) -> str:
@@ -248,7 +259,7 @@ def cluster(name: str) -> Cluster:
 def _tables(path: Path) -> dict[str, dict[str, Any]]:
     """The tables of a file, if there is one."""
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))
+        tables = tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -271,6 +282,8 @@ def _wrong(key: str, value: Any, values: Mapping[str, Any]) -> str:
     pattern, wanted = PATTERNS.get(key, (".*", ""))
     if not re.fullmatch(pattern, str(value)):
         return f"{value} must be {wanted}"
+    if key in ("runs", "data") and (unset := re.search(r"\$(\w+|\{\w+\})", expanded(str(value)))):
+        return f"{value}: {unset[0]} is not set"
     system, asked = SYSTEMS[values["system"]], values.get("ask")
     asked = asked if isinstance(asked, dict) else {}
     if key in FORMS - {*system.forms, *asked}:

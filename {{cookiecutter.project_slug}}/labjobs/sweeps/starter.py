@@ -155,10 +155,7 @@ class Running:
         line = grid.last_line(self._output)
         if not line.startswith(self._label):
             line = f"{self._label}ended with status {status}: {line}"
-            with (
-                suppress(OSError),
-                self._output.open("a", encoding="utf-8") as output,
-            ):  # a full disk
+            with suppress(OSError), self._output.open("a", encoding="utf-8") as output:  # disk full
                 print(line, file=output)
         return line
 

@@ -56,11 +56,8 @@ class View:
         self.known = stored_jobs.known(experiment_name())
         away = self.known.problem
         self.problems = [f"{away}; going by the jobs' folders alone"] if away else []
-        self.queued: dict[str, str] = {}
-        try:
-            self.queued = arrays.queued(PROJECT / layout.SWEEPS)
-        except SettingsError as error:
-            self.problems.append(f"{error}; the jobs in its queue are not known")
+        self.queued, silent = arrays.queued(PROJECT / layout.SWEEPS)
+        self.problems += [f"{why}; the jobs in its queue are not known" for why in silent]
 
     def state(self, job: JobFolder[Any]) -> State:
         """Return the state of a job."""

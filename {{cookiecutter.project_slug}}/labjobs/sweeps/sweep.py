@@ -7,7 +7,6 @@ process imports only settings.py, and it does not import torch.
 """
 
 import json
-import math
 import os
 import shlex
 import signal
@@ -32,7 +31,7 @@ from labjobs.job.terminal import leave
 from labjobs.sweeps import arrays, gpus, grid, messages, search, states
 from labjobs.sweeps.gpus import LOOK, Gpu
 from labjobs.sweeps.grid import STARTED, Entry
-from labjobs.sweeps.options import Cluster, Flags, read
+from labjobs.sweeps.options import Cluster, Flags, from_environment, read
 from labjobs.sweeps.starter import PAUSE, Running, Starter
 from labjobs.tracking import mlflow_client
 
@@ -271,18 +270,18 @@ class Worker:
     heard: float = 0.0
     longest: float = 0.0
 
-    def is_stuck(self, entry: Entry) -> bool:
-        """Return whether its job has logged nothing for too long; once, until it does again."""
+    def is_stuck(self, entry: Entry, quiet: float) -> bool:
+        """Return whether its job has logged nothing for too long, and at least `quiet` seconds;
+        again only after TIMES as long."""
         now, size = time.monotonic(), self.size
         with suppress(OSError):
             size = (entry.job.path / layout.JOURNAL).stat().st_size
         if size != self.size:
             self.longest = max(self.longest, now - self.heard if self.size else 0)
             self.size, self.heard = size, now
-        quiet = float(os.environ.get("NOTIFY_SECONDS", QUIET))
         if not self.size or now - self.heard < max(quiet, TIMES * self.longest):
             return False
-        self.heard = math.inf
+        self.longest = now - self.heard
         return True
 
 
@@ -292,7 +291,7 @@ class Queue:
 
     `status` is the exit status of a sweep that was asked to stop, and 0 before. run.sh forwards the
     signals that it receives: Ctrl-C as USR1, since the terminal sends INT to all processes, and the
-    others as TERM.
+    others as TERM. Raises SettingsError for a NOTIFY_SECONDS that is no number.
     """
 
     def __init__(
@@ -304,6 +303,7 @@ class Queue:
         flags: Flags,
         since: int,
     ) -> None:
+        self._quiet = from_environment("NOTIFY_SECONDS", QUIET)
         self.status = 0
         self._why = ""
         self._kill = False
@@ -391,7 +391,7 @@ class Queue:
         """Record how a job has ended, if it has; one that is tried again comes first."""
         status = job.status()
         if status is None:
-            if worker.is_stuck(entry):
+            if worker.is_stuck(entry, self._quiet):
                 messages.send(f"job {entry.job.id} has stopped logging: {entry.job.name}")
             return
         ending = job.ending(status)
