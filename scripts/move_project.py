@@ -23,6 +23,7 @@ RENAMED = {
 USES = {
     r"\bshown\.results\(": "shown.samples(",
     r"(\bplots\.ranking\(\w+, \w+), \w+\.metric": r"\1",
+    r"\bfigures\.legend\(fig, shown\.repeats\)": "figures.legend(fig, shown.labels)",
     r"\{shown\.difference\}": "{shown.told_apart(RANKED)}",
 }
 """What is called otherwise now in plot.py."""
