@@ -121,6 +121,9 @@ def test_stored_code_that_was_changed_is_refused(jobs, tmp_path):
     assert jobs.repeated(1, job)[job]["said"] == changed
     archive.write_bytes(whole[:-100])
     assert jobs.repeated(1, job)[job]["said"] == "the copy of its code is damaged"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.addfile(tarfile.TarInfo("../outside.py"))
+    assert jobs.repeated(1, job)[job]["said"] == "the copy of its code is damaged"
     archive.unlink()
     assert jobs.repeated(1, job)[job]["said"] == "its code is not in runs/"
 

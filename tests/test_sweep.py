@@ -386,6 +386,9 @@ def test_two_batch_systems(lab: Lab) -> None:
     again = lab.sweep("--on", "two")
     assert again.stdout == "nothing submitted to Slurm: 1 queued\n"
     assert again.stderr == "run.sh: qstat: status 1; the jobs in its queue are not known\n"
+    (lab.machine / "qstat").write_text("#!/bin/sh\necho '<jobs'\n")
+    assert "run.sh: qstat: has not printed XML (" in lab.sweep("--list").stderr
+    (lab.machine / "qstat").write_text("#!/bin/sh\nexit 1\n")
     lab.write_grid("--seed 1")
     twice = lab.sweep("--on", "one")
     assert (twice.returncode, twice.stderr.splitlines()[-1]) == (2, "run.sh: qstat: status 1")

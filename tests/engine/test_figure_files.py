@@ -207,6 +207,7 @@ def test_predictions_that_are_not_of_classes_are_left_out(draw, store, tmp_path)
         (("--venue", "neurip"), "--venue neurip: not known; did you mean neurips?"),
         (("--format", "pdf,jpg"), "--format pdf,jpg: unknown format 'jpg'; did you mean"),
         (("--fromat", "pdf"), "--fromat: no such flag; did you mean --format?"),
+        (("--page", "--format", "pdf"), "--page: browsers show png or svg; name one in --format"),
         (("ranking",), "'ranking' is not a flag; see --help"),
         (("--format", ""), "--format : unknown format ''; known: pdf, png, svg, tiff"),
         (("--experiment", "nosuch"), "no experiment 'nosuch' in the tracking store; it has "),

@@ -196,7 +196,8 @@ def write_code(attempt: Recorded, folder: Path) -> Path:
     for archive in (attempt.copy(CODE_COPY), attempt.copy(ENGINE_COPY)):
         try:
             with tarfile.open(archive) as packed:
-                members = [member for member in packed if member.isfile()]
+                inside = (tarfile.data_filter(member, str(folder)) for member in packed)
+                members = [member for member in inside if member.isfile()]
                 opened = ((member.name, packed.extractfile(member)) for member in members)
                 copied = {name: file.read().decode() for name, file in opened if file}
         except (tarfile.TarError, OSError, EOFError, ValueError) as error:

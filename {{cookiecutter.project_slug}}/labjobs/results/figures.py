@@ -422,7 +422,8 @@ def _limit(
     change(least, most)
     seen_or_cut = values[(lowest <= values) & (values <= highest)]  # means may be drawn alone
     beyond = np.sum((seen_or_cut < least) | (seen_or_cut > most)) / len(values)
-    said = f" Of all values {beyond:.1%} are beyond the axis." if beyond else ""
+    part = f"{beyond:.1%}" if beyond >= 0.0005 else "less than 0.1%"
+    said = f" Of all values {part} are beyond the axis." if beyond else ""
     is_cut = lowest < min(least, values.min()) or highest > max(most, values.max())
     for axis in axes:
         _point_beyond(axis)

@@ -85,6 +85,8 @@ def main(
             if format not in figure_files.METADATA:
                 known = did_you_mean(format, figure_files.METADATA)
                 raise SettingsError(f"--format {args.format}: unknown format {format!r}; {known}")
+        if args.page and not {*args.format.split(",")} & {*page.IMAGES}:
+            raise SettingsError("--page: browsers show png or svg; name one in --format")
         style.label_settings(labels)
         if args.experiment == experiment_name():
             stored_jobs.settle(args.experiment)

@@ -52,7 +52,12 @@ def tasks() -> dict[str, dict[int, str]]:
     """Return the state of each of the user's tasks, in Slurm's words, by array."""
     found: dict[str, dict[int, str]] = {}
     user = pwd.getpwuid(os.getuid()).pw_name
-    for job in ElementTree.fromstring(ask("qstat", "-xml", "-g", "d", "-u", user)).iter("job_list"):
+    said = ask("qstat", "-xml", "-g", "d", "-u", user)
+    try:
+        jobs = [*ElementTree.fromstring(said).iter("job_list")]
+    except ElementTree.ParseError as error:
+        raise SettingsError(f"qstat: has not printed XML ({error})") from error
+    for job in jobs:
         text = {each.tag: each.text or "" for each in job}
         if text.get("tasks", "").isdecimal():
             words = [word for letter, word in WORDS.items() if letter in text["state"]]
