@@ -66,7 +66,7 @@ QUEUE = {
 
 
 class GridEngine(Batch):
-    """A Grid Engine with one queue, of so many slots."""
+    """A Grid Engine with one queue that has this many slots."""
 
     def __init__(self, folder: Path, slots: int, largest_array: int) -> None:
         env = {"SGE_ROOT": str(folder), "SGE_CELL": "default", "SGE_ND": "1"}

@@ -67,7 +67,7 @@ HERE = "127.0.0.1"
 
 
 def arrays(done: subprocess.CompletedProcess[str], jobs: int) -> list[str]:
-    """The ids of the arrays as which so many jobs were submitted."""
+    """The ids of the arrays in which this many jobs were submitted."""
     form = rf"^{jobs} jobs? submitted to (?:Slurm|SGE) as (.*); --list"
     (ids,) = re.findall(form, silent(done).stdout, re.MULTILINE)
     return ids.split(", ")

@@ -208,7 +208,7 @@ def test_what_is_not_as_it_was_published_is_refused(fresh, folder, harm):
 
 def test_only_what_is_listed_is_copied_and_no_mode(fresh, folder):
     listed = of_attempt(folder, "spec.json")
-    listed.chmod(0o4755)  # others could run it as whoever adopts it
+    listed.chmod(0o4755)  # setuid: it would run with the rights of its owner
     (listed.parent / "logged").mkdir()
     (listed.parent / "logged" / "key").symlink_to("/etc/hostname")
     succeeded(adopt(fresh, folder))

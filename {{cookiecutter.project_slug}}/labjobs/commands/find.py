@@ -136,7 +136,7 @@ def _changed(job: JobFolder[Any], **values: Any) -> JobFolder[Any]:
 
 
 def _long(job: JobFolder[Any], steps: int = LONG, pause_after: int = 0) -> JobFolder[Any]:
-    """The job with so many steps, evaluated only at the end; one that pauses logs each step."""
+    """The job with this many steps, evaluated only at its end; if it pauses, it logs each step."""
     others = {"minutes": 0.0, "eval_every": Span(str(steps))}
     values: dict[str, Any] = {k: v for k, v in others.items() if hasattr(job.settings, k)}
     if pause_after:

@@ -74,29 +74,34 @@ def publish(project: Project, given: argparse.Namespace) -> int:
     part = out.with_name(f"{out.name}.{uuid4().hex}.part")
     Interruption().listen()
     try:
-        runs = part / RUNS
-        runs.mkdir(parents=True)
-        for attempt in _with_inputs(every):
-            _write_attempt(attempt, runs, given.weights, given.logs)
-        drawn = [file for word in given.what for file in _write_figure(Path(word), part)]
-        if wheels := [*PROJECT.glob("vendor/*.whl")]:
-            shutil.copytree(wheels[0].parent, part / "vendor")
-        _write_page(part, every, drawn)
-        published = [path for path in sorted(runs.rglob("*")) if path.is_file()]
-        sums = {str(p.relative_to(part)): sha256(p) for p in published}
-        write_json(part / FILES, {"schema": 1, "files": sums})
-        traces = {name: found for name in sums if (found := _traces(part / name))}
+        published = _write(part, every, given)
+        traces = {name: found for name in published if (found := _traces(part / name))}
         part.rename(out)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 1e6
-    print(
-        f"{shown(out)}: {counted(len(every), 'job')}, {counted(len(sums), 'file')}, {size:.1f} MB"
-    )
+    count = f"{counted(len(every), 'job')}, {counted(len(published), 'file')}"
+    print(f"{shown(out)}: {count}, {size:.1f} MB")
     for name, found in traces.items():
         print(f"{name} names {', '.join(found)}: part of a setting or of the code")
     return exit_status.DONE
+
+
+def _write(part: Path, every: Iterable[Recorded], given: argparse.Namespace) -> list[str]:
+    """Write the folder; return the names of the files in runs/."""
+    runs = part / RUNS
+    runs.mkdir(parents=True)
+    for attempt in _with_inputs(every):
+        _write_attempt(attempt, runs, given.weights, given.logs)
+    drawn = [file for word in given.what for file in _write_figure(Path(word), part)]
+    if (PROJECT / "vendor").is_dir():
+        shutil.copytree(PROJECT / "vendor", part / "vendor")
+    _write_page(part, every, drawn)
+    files = (path for path in sorted(runs.rglob("*")) if path.is_file())
+    sums = {str(path.relative_to(part)): sha256(path) for path in files}
+    write_json(part / FILES, {"schema": 1, "files": sums})
+    return [*sums]
 
 
 def sha256(path: Path) -> str:

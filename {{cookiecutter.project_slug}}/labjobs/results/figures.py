@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LEADING = 1.2  # ratio of the height of a line of text to its size
 LINES = 3  # the largest number of lines of a row's name, if a wider figure can avoid more
-BESIDE = 3  # room that a legend takes beside its labels, in sizes of their text
+BESIDE = 3  # width of a legend besides its labels, in units of their font size
 
 LOWEST = 1.45  # inches of a figure of rows, so that its labels take less than a third of it
 
