@@ -1,6 +1,7 @@
 """`python jobs.py`: it says what there is to know of jobs, at once, and never with a traceback."""
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -380,6 +381,9 @@ def snapshot(*folders: Path) -> dict[str, tuple[int, int]]:
 def test_disk_counts_what_is_there_and_follows_no_link(jobs, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "best.pt").write_bytes(bytes(10_000_000))
+    (jobs.project.root / "mlruns").mkdir(exist_ok=True)
+    linked = jobs.project.root / "mlruns" / "best.pt"  # as the store has it
+    os.link(jobs.project.folder(jobs.mlp) / "best.pt", linked)
     runs = jobs.project.root / "runs"
     (runs / jobs.mlp / "linked").symlink_to(tmp_path / "other")
     (runs / "0123456789ab").symlink_to(tmp_path / "other")
@@ -389,6 +393,9 @@ def test_disk_counts_what_is_there_and_follows_no_link(jobs, tmp_path):
     assert found["kinds"]["best weights"] == sum(weights) > 0
     assert found["kinds"]["checkpoints"] == sum(n for p, n in taken.items() if p.name != "best.pt")
     assert {*found["jobs"]} >= {jobs.mlp, jobs.convnet}
+    others = [p.stat() for p in (jobs.project.root / "mlruns").rglob("*") if p.is_file()]
+    own = [about.st_blocks * 512 for about in others if about.st_nlink == 1]
+    assert found["kinds"].get("mlruns", 0) == sum(own)
     assert found["total"] == sum(found["kinds"].values())
     assert jobs.lines("disk")[-1].endswith("in all, 2 jobs")
 
@@ -422,6 +429,11 @@ def test_clean_removes_what_nothing_needs_and_only_that(fresh, tmp_path):
     assert removed(jobs) == set()
     assert {row["state"] for row in jobs.json("list")} == {"stale", "finished"}
     assert new.exists() and (fresh.root / "runs" / other).exists()
+    (adopted := fresh.root / "runs" / ".adopted-half").mkdir()
+    with locks.take(adopted / "lock"):  # `adopt` copies into it
+        assert one_line(jobs.do("clean"), 1).endswith(f"{adopted.name} was left: it is in use")
+    jobs.lines("clean")
+    assert not adopted.exists() and new.exists()
 
 
 def removed(jobs: Jobs) -> set[str]:

@@ -59,6 +59,17 @@ def test_adopted_jobs_are_finished_with_the_same_bits(project, fresh, published,
     succeeded(fresh.do("python", "plot.py", "--format", "png"))
 
 
+def test_an_unfinished_attempt_of_ones_own_is_named_and_stays(fresh, folder):
+    job = job_of(succeeded(fresh.run(*SHORT, "--seed", "0", "--pause-after", "1e")))
+    done = adopt(fresh, folder)
+    assert done.returncode == 1 and done.stdout.startswith("adopted 1 job; 1 already here\n")
+    name = f"{job}/{fresh.folder(job).name}"
+    assert f"{name} is here already, not finished: continue it, or remove it\n" in done.stderr
+    succeeded(fresh.do("python", "jobs.py", "rm", job, "--anyway"))
+    assert succeeded(adopt(fresh, folder)).stdout.startswith("adopted 1 job; 1 already here\n")
+    assert job_of(fresh.run(*SHORT, "--seed", "0")) == job and len(fresh.runs(job)) == 1
+
+
 def test_what_is_published_names_no_person_and_no_folder(project, published):
     texts = {path: path.read_bytes() for path in published.rglob("*") if path.is_file()}
     unpacked = [gzip.decompress(data) for p, data in texts.items() if p.suffix == ".gz"]
@@ -267,6 +278,13 @@ def test_a_job_without_monitor_and_split_is_published_with_its_results(fresh, tm
     data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
     assert data["curves"] == {} and data["columns"][0] == "job_id" and len(data["columns"]) > 2
     assert (tmp_path / "new.part").exists()
+    (fresh.folder(job) / "logged").mkdir()
+    (fresh.folder(job) / "logged" / "where.csv").write_text(f"path\n{fresh.root}/data\n")
+    said = succeeded(fresh.do("python", "jobs.py", "publish", job, str(tmp_path / "named"))).stdout
+    where = f"runs/{job}/{fresh.folder(job).name}/logged/where.csv"
+    assert said.splitlines()[1:] == [
+        f"{where} names {fresh.root}: part of a setting, the code or an output"
+    ]
     derived = fresh.finish(*SHORT, "--init-from", job)
     shutil.rmtree(fresh.root / "runs" / job)
     done = fresh.do("python", "jobs.py", "publish", derived, str(tmp_path / "new" / "other"))

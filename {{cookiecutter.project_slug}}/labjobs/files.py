@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -67,6 +67,24 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a dictionary as JSON, whole or not at all; other types become their text."""
     write_text(path, json.dumps(content, indent=2, default=str) + "\n")
+
+
+def json_of(content: Any, indent: int | None = 2) -> str:
+    """Return content as JSON that every program reads; without an indent, as short as it can be."""
+    separators = None if indent else (",", ":")
+    return json.dumps(_finite(content), indent=indent, separators=separators)
+
+
+def _finite(value: Any) -> Any:
+    """A value for JSON, which has no infinity and no NaN: these become texts, like all that is
+    neither a number nor a text."""
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else str(value)
+    return value if isinstance(value, int | str | None) else str(value)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -12,21 +12,22 @@ import shutil
 import tarfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
-from labjobs import layout
+from labjobs import exit_status, layout, locks
 from labjobs.commands import inventory, repeat
+from labjobs.commands.disk import ADOPTED
 from labjobs.commands.inventory import Project
 from labjobs.commands.publish import FILES, PUBLISHED, RUNS, sha256
 from labjobs.commands.replay import Recorded, compare_outputs
 from labjobs.errors import JobError, SettingsError, cause, require
 from labjobs.files import read_json, write_record
 from labjobs.job import attempts, identity
-from labjobs.job.terminal import Interruption, counted
+from labjobs.job.terminal import Interruption, counted, leave
 
 IN_ATTEMPT = re.compile(
     rf"{RUNS}/([0-9a-f]{{12}}/[0-9a-f]{{8}}(?:-\d+)?)/"
@@ -56,9 +57,11 @@ def adopt(project: Project, given: argparse.Namespace) -> int:
     """
     require(given.spot_check >= 0, "--spot-check", given.spot_check, "a number of jobs, or 0")
     Interruption().listen()
-    now, new = datetime.now(UTC).isoformat(timespec="seconds"), list[str]()
+    now, new = datetime.now(UTC).isoformat(timespec="seconds"), set[str]()
     project.runs_root.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".adopted-", dir=project.runs_root) as folder:
+    with ExitStack() as held:
+        folder = held.enter_context(TemporaryDirectory(prefix=ADOPTED, dir=project.runs_root))
+        held.enter_context(locks.waiting(Path(folder) / layout.LOCK))  # `clean` leaves it alone
         runs = Path(folder) / RUNS
         with _opened(given.source) as published:
             names = _copied(published, Path(folder))  # which nobody else changes any more
@@ -66,15 +69,21 @@ def adopt(project: Project, given: argparse.Namespace) -> int:
         for name in every:
             _check_attempt(runs / name)
         for name in (name.removeprefix(f"{RUNS}/") for name in names if not IN_ATTEMPT.match(name)):
-            _move(runs / name, project.runs_root / name)
+            _move(runs / name, project.runs_root / name)  # what it holds is checked when it is read
         for name in every:
             note = {"schema": 1, "id": name.split("/")[0], "from": given.source.name, "on": now}
             write_record(runs / name / layout.ADOPTED, note)
-            new += [name.split("/")[0]] * _move(runs / name, project.runs_root / name)
-    there = len(every) - len(new)
-    print(f"adopted {counted(len(new), 'job')}" + (f"; {there} already here" if there else ""))
-    status = inventory.sync(project.runs_root)
-    if chosen := random.sample(new, min(given.spot_check, len(new))):
+            if _move(runs / name, project.runs_root / name):
+                new.add(name.split("/")[0])
+    there = {name.split("/")[0] for name in every} - {*new}
+    print(f"adopted {counted(len(new), 'job')}" + (f"; {len(there)} already here" if there else ""))
+    status = exit_status.DONE
+    for name in every:
+        if attempts.status_of(project.runs_root / name) != "finished":
+            line = f"jobs.py: {name} is here already, not finished: continue it, or remove it"
+            status = leave(exit_status.FAILED, line)
+    status = inventory.sync(project.runs_root) or status
+    if chosen := random.sample(sorted(new), min(given.spot_check, len(new))):
         wanted = argparse.Namespace(what=chosen, seed=None, json=False, command="audit")
         status = repeat.audit_jobs(project, wanted) or status
     return status

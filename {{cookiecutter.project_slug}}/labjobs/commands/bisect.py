@@ -4,7 +4,6 @@ definition by definition, run as far as the curves part.
 
 import argparse
 import ast
-import json
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from difflib import SequenceMatcher
@@ -18,6 +17,7 @@ from labjobs.commands.diff import side
 from labjobs.commands.inventory import Project
 from labjobs.commands.replay import Recorded, curve_points, first_difference
 from labjobs.errors import JobError, SettingsError, cause, few
+from labjobs.files import json_of
 from labjobs.job import code_evidence
 from labjobs.job.terminal import Interruption, counted
 
@@ -44,7 +44,7 @@ def bisect_attempts(project: Project, given: argparse.Namespace) -> int:
         guilty, others, runs = _explained(old, new, a, b, step, Path(folder))
     if given.json:
         about = {"step": step, "metric": name, "a": was, "b": now, "runs": runs}
-        print(json.dumps({**about, "definitions": guilty, "others": others}, indent=2))
+        print(json_of({**about, "definitions": guilty, "others": others}))
         return exit_status.DONE
     verb = "explains" if len(guilty) == 1 else "together explain"
     print(f"{', '.join(guilty)} {verb} all of it: {name} at step {step} {was} | {now}")

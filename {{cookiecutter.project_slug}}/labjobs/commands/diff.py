@@ -4,7 +4,7 @@ all other settings.
 """
 
 import argparse
-import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
@@ -16,6 +16,7 @@ from labjobs.commands import inventory, staleness
 from labjobs.commands.inventory import Job, Project
 from labjobs.commands.replay import Recorded, curve_points, first_difference
 from labjobs.errors import JobError, SettingsError, cause, few
+from labjobs.files import json_of
 from labjobs.job import attempts, code_evidence, data_evidence, identity
 from labjobs.job.terminal import counted
 from labjobs.results import groups, samples, tables
@@ -75,7 +76,7 @@ def print_diff(project: Project, given: argparse.Namespace) -> int:
     }
     if given.json:
         about = {"a": one.names, "b": other.names, "pairs": len(pairs)}
-        print(json.dumps({**about, **sections}, indent=2))
+        print(json_of({**about, **sections}))
         return exit_status.DONE
     for letter, each in (("A", one), ("B", other)):
         print(f"{letter}: {each.given}: {few(each.names, 2)}")
@@ -236,7 +237,7 @@ def _compared(name: str, a: samples.Sample, b: samples.Sample) -> dict[str, Any]
     log, (of_a, of_b) = a.metric.log, (float(each.estimate.interval.mean) for each in (a, b))
     row = {"name": name, "a": of_a, "b": of_b, "n": [len(a), len(b)]}
     said = f"{number(of_a, 4)} (n = {len(a)}) | {number(of_b, 4)} (n = {len(b)})"
-    what, change = ("B / A", of_b / of_a) if log else ("B - A", of_b - of_a)
+    what, change = ("B / A", of_b / of_a if of_a else math.nan) if log else ("B - A", of_b - of_a)
     how = f"no interval of fewer than {NEEDED} repeats"
     if found := samples.differences({"A": a, "B": b}, "A").get("B"):
         change, low, high = map(float, found.estimate.interval)

@@ -3,7 +3,6 @@ this disk and in the store. Symbolic links are not followed, and what runs is le
 """
 
 import argparse
-import json
 import os
 import shutil
 from collections import Counter
@@ -16,7 +15,7 @@ from uuid import uuid4
 from labjobs import exit_status, layout, locks
 from labjobs.commands.inventory import JOB_ID, Job, Project
 from labjobs.errors import JobError, cause, few
-from labjobs.files import PROJECT, read_json, shown
+from labjobs.files import PROJECT, json_of, read_json, shown
 from labjobs.job import attempts, identity, runtime
 from labjobs.job.folder import JobFolder, owner_of
 from labjobs.job.journal import record_of
@@ -36,8 +35,8 @@ OTHERS = "journals and records"
 BESIDE = (layout.CACHE, layout.SWEEPS, layout.EXPORTED, "mlflow.db", "mlruns")
 """What else jobs leave in the project's folder."""
 
-REMOVED = ".removed-"
-"""How the name of a folder begins that is being removed."""
+REMOVED, ADOPTED = ".removed-", ".adopted-"
+"""How the names of folders begin that are being removed, or adopted."""
 
 LARGEST = 5
 """How many jobs are named."""
@@ -49,14 +48,14 @@ HEAD = 65_536
 def print_disk(project: Project, as_json: bool) -> int:
     """Print the space that each kind of file takes, and the largest jobs; return 0."""
     kinds, jobs = Counter[str](), Counter[str]()
-    for path, size in _files(project.runs_root):
-        first, *rest = path.relative_to(project.runs_root).parts
+    runs = project.runs_root
+    for path, size in _files(runs, *(PROJECT / name for name in BESIDE)):
+        first, *rest = path.relative_to(runs if path.is_relative_to(runs) else PROJECT).parts
         own = JOB_ID.fullmatch(first)
         jobs.update({first: size} if own else {})
         kinds[KINDS.get((*rest, "", "")[1], OTHERS) if own else first] += size
-    kinds.update({name: sum(size for _, size in _files(PROJECT / name)) for name in BESIDE})
     if as_json:
-        print(json.dumps({"total": kinds.total(), "kinds": kinds, "jobs": jobs}, indent=2))
+        print(json_of({"total": kinds.total(), "kinds": kinds, "jobs": jobs}))
         return exit_status.DONE
     for kind, size in (+kinds).most_common():
         print(f"{_megabytes(size)}  {kind}")
@@ -66,12 +65,17 @@ def print_disk(project: Project, as_json: bool) -> int:
     return exit_status.DONE
 
 
-def _files(path: Path) -> Iterator[tuple[Path, int]]:
-    """The files in a folder, or a file, with the bytes that each takes on the disk."""
-    files = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
-    for file in files if path.is_dir() else [path]:
-        with suppress(OSError):
-            yield file, file.lstat().st_blocks * 512
+def _files(*paths: Path) -> Iterator[tuple[Path, int]]:
+    """The files in folders, or files, with the bytes that each takes on the disk; of several names
+    of one file, as the store has of best weights, the first takes them."""
+    linked: dict[tuple[int, int], Path] = {}
+    for path in paths:
+        inside = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+        for file in inside if path.is_dir() else [path]:
+            with suppress(OSError):
+                about = file.lstat()
+                first = linked.setdefault((about.st_dev, about.st_ino), file) == file
+                yield file, about.st_blocks * 512 * first
 
 
 def _megabytes(size: int) -> str:
@@ -139,7 +143,7 @@ def _remove(project: Project, found: Iterable[Useless], given: argparse.Namespac
             left.append(about | {"left": said})
     total = sum(row["bytes"] for row in removed)
     if given.json:
-        print(json.dumps({"bytes": total, "removed": removed, "left": left}, indent=2))
+        print(json_of({"bytes": total, "removed": removed, "left": left}))
     else:
         for row in removed:
             print(f"{_megabytes(row['bytes'])}  {row['path']}: {row['why']}")
@@ -160,12 +164,14 @@ def clean(project: Project, given: argparse.Namespace) -> int:
 def _clutter(project: Project) -> Iterator[Useless]:
     for path in sorted(project.runs_root.glob(f"{REMOVED}*")):
         yield Useless(path, "left when a removal was interrupted")
-    busy = False
+    for path in sorted(project.runs_root.glob(f"{ADOPTED}*")):
+        yield Useless(path, "left when adopt was interrupted", [path])
+    busy, shown = False, {job for record in _records() for job in _jobs_of(record)}
     for job in project.all():
         own = _own(project.runs_root / job.id)
         if any(locks.held(path / layout.LOCK) for path in own):
             busy = True
-        elif own and all(map(_measured, own)):
+        elif own and job.id not in shown and all(map(_measured, own)):
             yield Useless(project.runs_root / job.id, "measured for find", own, job)
         else:
             for attempt in own:
@@ -196,7 +202,8 @@ def _outdated(job: Job, attempt: Path) -> Iterator[Useless]:
                 yield Useless(path, "a checkpoint that nothing can continue from", [attempt])
     known = status or not (attempt / layout.OUTCOME).exists()  # and not damaged
     given_up = status in ("", "failed", "interrupted") and attempt != present
-    if known and given_up and attempts.status_of(present) == "finished":
+    ours = attempt.stat().st_uid == os.getuid()  # others may go on with theirs, on another branch
+    if known and given_up and ours and attempts.status_of(present) == "finished":
         why = "given up: the job has finished with the present code and data"
         yield Useless(attempt, why, [attempt])
 
@@ -236,10 +243,19 @@ def _needs(project: Project, jobs: Collection[str]) -> Iterator[tuple[str, str]]
         if status == "stopped" or (status == "paused" and folder.drawn):
             alike = (job for job in jobs if job in every and _search(every[job]) == _search(folder))
             yield from ((job, f"job {other}, which a search has {status}") for job in alike)
-    records = (path for name in ("figures", "tables") for path in (PROJECT / name).glob("*.json"))
-    for record in sorted(records):
-        for job in sorted({*jobs} & {*map(str, read_json(record).get("jobs", []))}):
+    for record in _records():
+        for job in sorted({*jobs} & _jobs_of(record)):
             yield job, shown(record.with_suffix(""))
+
+
+def _records() -> list[Path]:
+    """The records of figures and tables."""
+    return sorted(p for name in ("figures", "tables") for p in (PROJECT / name).glob("*.json"))
+
+
+def _jobs_of(record: Path) -> set[str]:
+    """The jobs in a figure or a table."""
+    return {*map(str, read_json(record).get("jobs", []))}
 
 
 def _search(job: JobFolder[Any]) -> tuple[object, ...]:

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from labjobs import exit_status, layout
 from labjobs.commands.inventory import Job
 from labjobs.errors import JobError, SettingsError, cause, first_line
-from labjobs.files import PROJECT, read_json, shown
+from labjobs.files import PROJECT, json_of, read_json, shown
 from labjobs.job import attempts, journal
 from labjobs.job.terminal import Interruption, leave
 from labjobs.sources import fault
@@ -70,7 +70,7 @@ def export(found: Job, out: Path | None, as_json: bool) -> int:
         raise JobError(line) from error
     if as_json:
         files = sorted(path.name for path in out.iterdir())
-        print(json.dumps({"folder": str(out), "files": files}, indent=2))
+        print(json_of({"folder": str(out), "files": files}))
     else:
         *first, last = COUNTS
         counts = f"{', '.join(map(str, first))} and {last} examples"

@@ -4,7 +4,6 @@ Each job pauses as soon as it is measured. They run one after another, on a GPU 
 sweep holds it. What the present code has measured already is not run again.
 """
 
-import json
 import math
 import os
 import platform
@@ -28,7 +27,7 @@ from labjobs.cli.flags import as_plain, as_text, option
 from labjobs.cli.parser import parse
 from labjobs.commands.replay import Recorded, run
 from labjobs.errors import JobError, SettingsError, require
-from labjobs.files import CODE
+from labjobs.files import CODE, json_of
 from labjobs.job import identity, runtime
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import EXAMPLES, MEMORY, NOISE, RATE, SIGNAL, Runtime
@@ -72,7 +71,7 @@ def find(given: Namespace, words: Sequence[str], runs_root: Path | None) -> int:
             "jobs": trials.jobs,
             "next": following,
         }
-        print(json.dumps(content, indent=2))
+        print(json_of(content))
     else:
         _print_table(rows)
         suggestion = f"suggestion: {option(name)} {value} ({why})"

@@ -24,7 +24,7 @@ from labjobs import exit_status, layout, locks
 from labjobs.cli import flags
 from labjobs.cli.flags import as_plain, as_text
 from labjobs.errors import JobError, SettingsError, cause, did_you_mean
-from labjobs.files import PROJECT, read_record, shown
+from labjobs.files import PROJECT, json_of, read_record, shown
 from labjobs.job import attempts, code_evidence, identity, journal
 from labjobs.job.attempts import Evidence
 from labjobs.job.folder import JobFolder
@@ -302,7 +302,7 @@ def print_list(project: Project, given: Namespace) -> int:
         rows.sort(key=_rank(given.by, rows))
     if as_json:
         plain = [row | {"ended": _iso(row["ended"])} for row in rows]
-        print(json.dumps(plain, indent=2), flush=True)
+        print(json_of(plain), flush=True)
         for row in rows:
             if row["problem"]:
                 leave(exit_status.FAILED, f"jobs.py: job {row['id']}: {row['problem']}")
@@ -417,7 +417,7 @@ def print_details(project: Project, job: Job, as_json: bool) -> int:
             "problem": job.problem,
             "attempts": [each | {"ended": _iso(each["ended"])} for each in found],
         }
-        print(json.dumps(content, indent=2))
+        print(json_of(content))
         return exit_status.DONE
     print(f"job {job.id}: {state}" + (about and f" ({about})"))
     print(f"command: {job.command or f'none ({job.problem})'}\n")

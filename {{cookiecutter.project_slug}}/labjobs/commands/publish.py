@@ -57,8 +57,8 @@ WRITTEN = (layout.BEST, layout.OUTCOME, layout.SETTINGS, layout.COST, layout.JOU
 PUBLISHED = (*COPIED, *LOGS, *WRITTEN)
 """All that may be published of an attempt."""
 
-PERSONAL = ("host", "mlflow.user")
-"""Tags of the journal that name a machine or a user."""
+PERSONAL = ("host", "gpu", "mlflow.source.git.branch", "mlflow.user")
+"""Tags of the journal that name a machine, its GPU, a user or their work."""
 
 
 def publish(project: Project, given: argparse.Namespace) -> int:
@@ -75,7 +75,8 @@ def publish(project: Project, given: argparse.Namespace) -> int:
     Interruption().listen()
     try:
         published = _write(part, every, given)
-        traces = {name: found for name in published if (found := _traces(part / name))}
+        files = sorted(path for path in part.rglob("*") if path.is_file())
+        traces = {str(f.relative_to(part)): found for f in files if (found := _traces(f))}
         part.rename(out)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
@@ -84,7 +85,7 @@ def publish(project: Project, given: argparse.Namespace) -> int:
     count = f"{counted(len(every), 'job')}, {counted(len(published), 'file')}"
     print(f"{shown(out)}: {count}, {size:.1f} MB")
     for name, found in traces.items():
-        print(f"{name} names {', '.join(found)}: part of a setting or of the code")
+        print(f"{name} names {', '.join(found)}: part of a setting, the code or an output")
     return exit_status.DONE
 
 
@@ -229,11 +230,12 @@ def _traces(path: Path) -> list[str]:
 
 
 def _text(path: Path) -> str:
-    """What can be read in a published file."""
-    if path.suffix in (".json", ".jsonl", ".txt"):
-        return path.read_text("utf-8", "replace")
-    if not path.name.endswith(".tar.gz") or path.name.startswith("labjobs-"):
+    """What can be read in a published file, of a student's code or logged, drawn or written."""
+    if path.name.startswith("labjobs-") or path.suffix in (".pt", ".npz", ".whl"):
         return ""
+    if not path.name.endswith(".tar.gz"):
+        return path.read_bytes().decode(errors="replace")
     with tarfile.open(path) as archive:
-        files = [file for member in archive if (file := archive.extractfile(member))]
-        return "\n".join(file.read().decode(errors="replace") for file in files)
+        files = {each.name: file for each in archive if (file := archive.extractfile(each))}
+        texts = (file.read().decode(errors="replace") for file in files.values())
+        return "\n".join([*files, *texts])

@@ -5,7 +5,6 @@ Both run jobs again in a temporary folder, with the packages that are installed 
 """
 
 import argparse
-import json
 import random
 import re
 from collections import Counter
@@ -19,7 +18,7 @@ from labjobs import exit_status, layout
 from labjobs.commands.inventory import Job, Project
 from labjobs.commands.replay import Recorded, Repeated, repeated
 from labjobs.errors import JobError, SettingsError, cause
-from labjobs.files import record, write_shared
+from labjobs.files import json_of, record, write_shared
 from labjobs.job import attempts
 from labjobs.job.terminal import Interruption, counted
 from labjobs.results import figure_files
@@ -121,7 +120,7 @@ def _all(
                 print("\n  ".join([f"job {job_id}: {status}{how}: {said}", *conditions]))
     if given.json:
         plain = [{"job": job_id, **each._asdict()} for job_id, each in found.items()]
-        print(json.dumps({**drawn, "jobs": plain} if drawn else plain, indent=2))
+        print(json_of({**drawn, "jobs": plain} if drawn else plain))
     else:
         count = Counter(each.status for each in found.values())
         said = ", ".join(f"{count[word]} {word}" for word in ("same", "different", "not repeated"))

@@ -4,7 +4,6 @@ code reaches a definition; `accept`: changes that change no results.
 
 import ast
 import difflib
-import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -19,6 +18,7 @@ from labjobs import exit_status, layout
 from labjobs.commands.inventory import Job, Project
 from labjobs.commands.replay import Recorded, Repeated, repeated
 from labjobs.errors import JobError, SettingsError, cause, few
+from labjobs.files import json_of
 from labjobs.job import attempts, code_evidence, data_evidence, provenance
 from labjobs.job.code_evidence import Accepted
 from labjobs.job.folder import JobFolder
@@ -59,7 +59,7 @@ def print_stale(project: Project, diff: bool, as_json: bool) -> int:
             | ({"diffs": each.diffs} if diff else {})
             for each in found
         ]
-        print(json.dumps(rows, indent=2))
+        print(json_of(rows))
         return exit_status.DONE
     if not any(each.stale for each in found):
         print(f"none of {len(jobs)} jobs is stale" if jobs else "there are no jobs yet")
@@ -143,7 +143,7 @@ def print_why(job: Job, definition: str, as_json: bool) -> int:
     parts = code.why(named[found]).split(" <- ") if found else []
     chain = [code_evidence.in_python(part) for part in parts]
     if as_json:
-        print(json.dumps({"job": job.id, "definition": definition, "chain": chain}, indent=2))
+        print(json_of({"job": job.id, "definition": definition, "chain": chain}))
     elif chain:
         print(" <- ".join(chain))
         print("".join(f"{line}\n" for line in code.advice if line.startswith(chain[0])), end="")

@@ -2,7 +2,6 @@
 captions, tables, and all jobs with their curves.
 """
 
-import json
 import re
 from base64 import b64encode
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from labjobs.files import ENGINE, read_json, write_text
+from labjobs.files import ENGINE, json_of, read_json, write_text
 
 IMAGES = {"svg": "svg+xml", "png": "png"}
 """The formats that browsers show, the one that is preferred first."""
@@ -89,16 +88,4 @@ def _data(jobs: Jobs) -> str:
     steps = {job: -(-len(points) // POINTS) for job, points in finite.items() if points}
     curves = {job: finite[job][::-step][::-1] for job, step in steps.items()}  # the last too
     plain = vars(jobs) | {"curves": curves}
-    return json.dumps(_finite(plain), separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _finite(value: Any) -> Any:
-    """A value for JSON, which has no infinity and no NaN: these become texts, like all that is
-    neither a number nor a text."""
-    if isinstance(value, Mapping):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    if isinstance(value, float):
-        return value if abs(value) < float("inf") else str(value)
-    return value if isinstance(value, int | str | None) else str(value)
+    return json_of(plain, indent=None).replace("<", "\\u003c")

@@ -122,11 +122,13 @@ def queued(sweeps: Path) -> tuple[dict[str, str], list[str]]:
     tasks = cache(lambda system: SYSTEMS[system].tasks())
     for folder in filter(was_given, sorted(sweeps.glob("*"))):
         with suppress(FileNotFoundError):  # removed in the meantime, so nothing of it is queued
-            cluster, jobs, since = _submitted(folder)
+            system = folder.name
             try:
-                states = {} if cluster.system in problems else tasks(cluster.system)
+                cluster, jobs, since = _submitted(folder)
+                system = cluster.system
+                states = {} if system in problems else tasks(system)
             except SettingsError as error:
-                problems[cluster.system] = str(error)
+                problems[system] = str(error)
                 continue
             for array, start in _arrays(folder):
                 for number, state in states.get(array, {}).items():
@@ -139,9 +141,13 @@ def queued(sweeps: Path) -> tuple[dict[str, str], list[str]]:
 def _submitted(folder: Path) -> tuple[Cluster, list[tuple[Path, list[str]]], int]:
     """The cluster, the attempt and the words of each job that was submitted; when they were
     checked, in ns."""
-    found = json.loads((folder / layout.SUBMITTED).read_bytes())
-    jobs = [(Path(attempt), words) for attempt, words in found["jobs"]]
-    return Cluster(**found["cluster"]), jobs, found["since"]
+    path = folder / layout.SUBMITTED
+    try:
+        found = json.loads(path.read_bytes())
+        jobs = [(Path(attempt), words) for attempt, words in found["jobs"]]
+        return Cluster(**found["cluster"]), jobs, found["since"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise SettingsError(f"{files.shown(path)} is damaged, or of another version") from error
 
 
 def _arrays(folder: Path) -> Iterator[tuple[str, int]]:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from labjobs import exit_status, layout, locks, privacy
 from labjobs.errors import SettingsError, cause
-from labjobs.files import ENGINE, PROJECT
+from labjobs.files import ENGINE, PROJECT, json_of
 from labjobs.job import journal, provenance
 from labjobs.job.folder import JobFolder, owner_of
 from labjobs.job.identity import identity
@@ -143,7 +143,7 @@ def show(entries: Sequence[Entry], brief: bool = False, as_json: bool = False) -
             | {"code": job.code.digest, "script": job.script, "settings": identity(job.settings)}
             for job, (word, about) in states.items()
         ]
-        print(json.dumps(rows, indent=2))
+        print(json_of(rows))
     else:
         for job, (word, about) in states.items():
             if not brief or word in {"running", "failed", "diverged"}:

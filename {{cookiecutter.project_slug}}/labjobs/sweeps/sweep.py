@@ -130,7 +130,11 @@ def _run(folder: Path, flags: Flags, cluster: Cluster | None, lock: int) -> int:
         places = places[:1]
         starter = Starter(folder / "code", 1, [lock], per_job)
     queue = Queue(left, len(entries), places, starter, flags, since)
-    queue.run()
+    try:
+        queue.run()
+    except OSError as error:
+        messages.send(f"the sweep has ended: {cause(error)}", wait=True)
+        raise
     return _end(entries, queue.status)
 
 

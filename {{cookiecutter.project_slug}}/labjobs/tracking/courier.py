@@ -383,7 +383,8 @@ def sync(
     for folder in left:
         try:
             if delivered(folder):
-                (folder / layout.SENT).unlink()  # from the beginning: what is there stays once
+                # From the beginning: what is there stays once. Another `sync` may do the same.
+                (folder / layout.SENT).unlink(missing_ok=True)
             _send(folder)
             if changed(folder):  # it has points that nobody logged, which cannot be deleted
                 mlflow_client.client().delete_run(read_record(folder / layout.SENT)["run"])
@@ -391,6 +392,8 @@ def sync(
                 _send(folder)
         except (JobError, Elsewhere) as error:
             leave(exit_status.FAILED, f"job {folder.parent.name} {error}")
+        except PermissionError as error:  # the folder of another user
+            leave(exit_status.FAILED, f"job {folder.parent.name} cannot be sent: {cause(error)}")
         except Exception as error:
             line = f"{sent} of {len(left)} jobs sent; the tracking store: {reason(error)}"
             return leave(exit_status.NOT_UPLOADED, f"{line}; python jobs.py sync sends the rest")
