@@ -1,11 +1,11 @@
 """The jobs that run.sh's grid names: from words such as `analyse.py --lr 1` to jobs.
 
-Words without a script are for run.py; `search` and ranges stand for several jobs, and what follows
-`halving` trains on rung by rung, up to `keep_all` (search.py). In the sweep's folder, the file
-`grid` has all of them: for each, the number of its words, then the words, each ended by NUL. While
-the grid runs, captured jobs, as in `id=$(job …)`, come in the same form through the pipe `asked`;
-their ids are returned through the pipe `answered`, a line each, which is empty if the words are
-wrong.
+Words without a script are for run.py; `search` and `propose` with ranges stand for several jobs
+(search.py, proposals.py), and what follows `halving` trains on rung by rung, up to `keep_all`. In
+the sweep's folder, the file `grid` has all of them: for each, the number of its words, then the
+words, each ended by NUL. While the grid runs, captured jobs, as in `id=$(job …)`, come in the same
+form through the pipe `asked`; their ids are returned through the pipe `answered`, a line each,
+which is empty if the words are wrong.
 """
 
 import json
@@ -30,7 +30,7 @@ from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import counted, leave
 from labjobs.settings import Span
 from labjobs.sources import fault
-from labjobs.sweeps import messages, search
+from labjobs.sweeps import messages, proposals, search
 from labjobs.sweeps.search import Bracket, Halving, read_halving
 
 NO_JOB = {"-h", "--help", "--check", "--scratch"}  # flags with which a script does not run a job
@@ -129,14 +129,15 @@ def entries(grid: Path, flags: Sequence[str] = ()) -> list[Entry]:
     return found
 
 
-def confirmations(grid: Path) -> list[tuple[str, int]]:
-    """Return the seeds of each `confirm` in a sweep's file, and how many jobs are before it."""
+def following(grid: Path) -> list[tuple[list[str], int]]:
+    """Return the words of each `confirm` and `propose` in a sweep's file, and how many jobs there
+    are up to it; those that were proposed are before it."""
     text = os.fsdecode(grid.read_bytes())
     found, before = [], 0
     for words, _ in _commands(iter(text.split("\0")[:-1])):
         match words:
-            case ["confirm", count]:
-                found.append((count, before))
+            case ["confirm" | "propose", *_]:
+                found.append((words, before))
             case ["halving" | "keep_all", *_]:
                 pass
             case _:
@@ -193,8 +194,10 @@ def _entries(words: Iterator[str]) -> Iterator[Entry]:
                 halving = read_halving(halvings, rungs)
             case ["keep_all"]:
                 halving = None
-            case ["confirm", *_]:
+            case ["confirm" | "propose", *_]:
                 pass
+            case _ if halving and "proposal" in drawn:
+                raise SettingsError("propose: not below halving, which keep_all ends")
             case _:
                 number += 1
                 is_named = bool(given) and given[0].endswith(".py") and not given[0].startswith("-")
@@ -210,6 +213,9 @@ def _commands(words: Iterator[str]) -> Iterator[tuple[list[str], dict[str, Any]]
         match [next(words) for _ in range(int(count))]:
             case ["search", *ranges]:
                 yield from search.jobs(ranges)
+            case ["propose", *line]:
+                yield from proposals.read(line).jobs()
+                yield ["propose", *line], {}
             case given:
                 yield given, {}
 

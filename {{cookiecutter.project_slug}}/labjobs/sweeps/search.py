@@ -3,7 +3,7 @@
 import hashlib
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
@@ -31,6 +31,7 @@ from labjobs.settings import Span, roles
 # change the jobs.
 
 BITS = 32  # binary digits of the numbers that are drawn
+LAST = 1 - 2**-BITS  # the largest of them
 MOST = 2**20  # the largest number of jobs of a search
 
 KINDS = ("log", "logint", "uniform", "int", "normal", "choice")
@@ -63,12 +64,19 @@ def _hash(text: str) -> int:
 
 
 class Range(NamedTuple):
-    """What a flag is drawn from, and the condition under which it is given, `--optimizer=sgd`."""
+    """What a flag is drawn from, a `text` such as `log 1e-4 1e-1`, and the condition under which it
+    is given, `--optimizer=sgd`.
+
+    `draw` turns a number in [0, 1) into a value, as a word of a command, and `place` a value into
+    such a number; `choices` are the values of a choice.
+    """
 
     flag: str
-    draw: Callable[[float], str]  # from a number in [0, 1) to a value, as a word of a command
-
+    text: str
     condition: str
+    draw: Callable[[float], str]
+    place: Callable[[str], float]
+    choices: Sequence[str] = ()
 
     def holds(self, given: dict[str, str]) -> bool:
         """Return whether the flags that are given fulfil the condition."""
@@ -79,33 +87,64 @@ class Range(NamedTuple):
 def parse(flag: str, text: str) -> Range:
     """Return the range that a text such as `log 1e-4 1e-1` means. Raises SettingsError if it means
     none."""
-    text, _, condition = text.partition(" if ")
-    kind = text.split(" ")[0]
+    form, _, condition = text.partition(" if ")
+    kind = form.split(" ")[0]
     if kind not in KINDS:
         hint = f"{did_you_mean(kind, KINDS)}; settings that are the same for all jobs go after --"
-        raise SettingsError(f"search: {flag} '{text}': {hint}")
+        raise SettingsError(f"search: {flag} '{form}': {hint}")
     try:
-        words = shlex.split(text)[1:]
+        words = shlex.split(form)[1:]
         if kind == "choice" and words:
-            return Range(flag, lambda u: words[int(u * len(words))], condition)
+            count = len(words)
+            return Range(
+                flag,
+                text,
+                condition,
+                lambda u: words[int(u * count)],
+                lambda v: (words.index(v) + 0.5) / count,
+                words,
+            )
         low, high = map(int if kind.endswith("int") else float, words)
     except ValueError:
         low, high = 0, -1
     if kind == "normal":
         if not (high > 0 and math.isfinite(low + high)):
-            raise SettingsError(f"search: {flag} '{text}': must look like 'normal 0 1': mean, SD")
-        return Range(flag, lambda u: f"{NormalDist(low, high).inv_cdf(u or 2**-60):.4g}", condition)
-    if not low <= high or (kind.startswith("log") and low <= 0) or math.isinf(high - low):
+            raise SettingsError(f"search: {flag} '{form}': must look like 'normal 0 1': mean, SD")
+    elif not low <= high or (kind.startswith("log") and low <= 0) or math.isinf(high - low):
         rising = "with two increasing numbers, both above 0 for log and logint"
-        raise SettingsError(f"search: {flag} '{text}': must look like '{kind} 1 10', {rising}")
-    draws: dict[str, Callable[[float], str]] = {
-        "uniform": lambda u: f"{low + u * (high - low):.4g}",
-        "log": lambda u: f"{low * (high / low) ** u:.4g}",
-        "int": lambda u: str(low + int(u * (high + 1 - low))),
-        # Each whole number has the part of the range that rounds to it.
-        "logint": lambda u: str(round((low - 0.5) * ((high + 0.5) / (low - 0.5)) ** u)),
-    }
-    return Range(flag, draws[kind], condition)
+        raise SettingsError(f"search: {flag} '{form}': must look like '{kind} 1 10', {rising}")
+    return Range(flag, text, condition, *_numbers(kind, low, high))
+
+
+def _numbers(
+    kind: str, low: float, high: float
+) -> tuple[Callable[[float], str], Callable[[str], float]]:
+    """How numbers of a range are drawn and placed."""
+    match kind:
+        case "uniform":
+            width = high - low
+            return (lambda u: f"{low + u * width:.4g}"), lambda v: (float(v) - low) / (width or 1)
+        case "log":
+            ratio = math.log(high / low) or 1
+            return (
+                lambda u: f"{low * (high / low) ** u:.4g}",
+                lambda v: math.log(float(v) / low) / ratio,
+            )
+        case "int":
+            count = high + 1 - low
+            return (lambda u: str(low + int(u * count))), lambda v: (int(v) + 0.5 - low) / count
+        case "logint":  # each whole number has the part of the range that rounds to it
+            below, above = low - 0.5, high + 0.5
+            return (
+                lambda u: str(round(below * (above / below) ** u)),
+                lambda v: math.log(int(v) / below, above / below),
+            )
+        case _:
+            normal = NormalDist(low, high)
+            return (
+                lambda u: f"{normal.inv_cdf(u or 2**-60):.4g}",
+                lambda v: normal.cdf(float(v)),
+            )
 
 
 def jobs(words: list[str]) -> Iterator[tuple[list[str], dict[str, Any]]]:
@@ -116,35 +155,60 @@ def jobs(words: list[str]) -> Iterator[tuple[list[str], dict[str, Any]]]:
     seed = drawn.pop(0).removeprefix("seed=") if drawn and drawn[0].startswith("seed=") else "0"
     if not (count.isdecimal() and seed.isdecimal() and int(count) < MOST):
         raise SettingsError("search: must begin with the number of jobs, such as search 20 seed=0")
-    ranges, given = _ranges(drawn), _flags(fixed)
-    declared = {"seed": int(seed), "ranges": dict(zip(drawn[::2], drawn[1::2], strict=True))}
-    _check(ranges, given)
+    of = ranges(drawn, fixed)
+    declared = {"seed": int(seed), "ranges": texts(of)}
+    for job, index in draws(int(count), seed, of, fixed):
+        yield job, {**declared, "index": index}
+
+
+def texts(of: Iterable[Range]) -> dict[str, str]:
+    """Return what flags are drawn from, as it was written."""
+    return {each.flag: each.text for each in of}
+
+
+def draws(
+    count: int, seed: str, of: Sequence[Range], fixed: Sequence[str]
+) -> Iterator[tuple[list[str], int]]:
+    """Yield the arguments of so many jobs, each once, with the index of the draw. Raises
+    SettingsError if there are not as many."""
     seen, index, newest = set[tuple[str, ...]](), 0, 0
-    while len(seen) < int(count):
+    while len(seen) < count:
         if index - newest > FRUITLESS:
             few = f"its ranges have {len(seen)} different jobs"
             raise SettingsError(f"search {count}: {few}; ask for as many, or widen a range")
-        values = dict(given)
-        for each in ranges:
-            if each.holds(values):
-                values[each.flag] = each.draw(point(f"{seed} {each.flag}", index))
-        job = tuple(f"{flag}={value}" for flag, value in values.items() if flag not in given)
+        numbers = {each.flag: point(f"{seed} {each.flag}", index) for each in of}
+        job = arguments(of, fixed, numbers)
         if job not in seen:
             seen.add(job)
             newest = index
-            yield [*job, *fixed], {**declared, "index": index}
+            yield [*job, *fixed], index
         index += 1
 
 
-def _ranges(words: list[str]) -> list[Range]:
-    flags, texts = words[::2], words[1::2]
-    if not flags or len(flags) != len(texts) or not all(flag.startswith("--") for flag in flags):
+def arguments(
+    of: Sequence[Range], fixed: Sequence[str], numbers: Mapping[str, float]
+) -> tuple[str, ...]:
+    """Return the flags of a job, for a number in [0, 1) of each."""
+    values = dict(given := flags(fixed))
+    for each in of:
+        if each.holds(values):
+            values[each.flag] = each.draw(numbers[each.flag])
+    return tuple(f"{flag}={value}" for flag, value in values.items() if flag not in given)
+
+
+def ranges(words: Sequence[str], fixed: Sequence[str]) -> list[Range]:
+    """Return what flags are drawn from, from pairs such as --lr 'log 1e-4 1e-1'. Raises
+    SettingsError."""
+    names, ranges = words[::2], words[1::2]
+    if not names or len(names) != len(ranges) or not all(name.startswith("--") for name in names):
         pairs = "pairs of a flag and a range, such as --lr 'log 1e-4 1e-1'"
         raise SettingsError(f"search: expects {pairs}")
-    return [parse(flag, text) for flag, text in zip(flags, texts, strict=True)]
+    found = [parse(flag, text) for flag, text in zip(names, ranges, strict=True)]
+    _check(found, flags(fixed))
+    return found
 
 
-def _flags(words: list[str]) -> dict[str, str]:
+def flags(words: Sequence[str]) -> dict[str, str]:
     """The values of flags, written as `--lr 1` or `--lr=1`."""
     given = {}
     for word, after in pairwise([*words, ""]):
@@ -154,16 +218,16 @@ def _flags(words: list[str]) -> dict[str, str]:
     return given
 
 
-def _check(ranges: list[Range], given: dict[str, str]) -> None:
+def _check(ranges: Sequence[Range], given: Mapping[str, str]) -> None:
     known = [*given]
-    for flag, _, condition in ranges:
-        if flag in known:
-            twice = "after --" if flag in given else "twice"
-            raise SettingsError(f"search: {flag}: is drawn, and given {twice}")
-        if condition and condition.partition("=")[0] not in known:
+    for each in ranges:
+        if each.flag in known:
+            twice = "after --" if each.flag in given else "twice"
+            raise SettingsError(f"search: {each.flag}: is drawn, and given {twice}")
+        if each.condition and each.condition.partition("=")[0] not in known:
             before = "must name a flag that stands before it, or after --"
-            raise SettingsError(f"search: {flag}: 'if {condition}' {before}")
-        known.append(flag)
+            raise SettingsError(f"search: {each.flag}: 'if {each.condition}' {before}")
+        known.append(each.flag)
 
 
 # Successive halving: which settings train on, rung by rung. For run.sh's `halving`:

@@ -28,7 +28,7 @@ from labjobs.errors import SettingsError, cause
 from labjobs.files import PROJECT
 from labjobs.job import attempts, identity, provenance, terminal
 from labjobs.job.terminal import leave
-from labjobs.sweeps import arrays, gpus, grid, messages, search, states
+from labjobs.sweeps import arrays, gpus, grid, messages, proposals, search, states
 from labjobs.sweeps.gpus import LOOK, Gpu
 from labjobs.sweeps.grid import STARTED, Entry
 from labjobs.sweeps.options import Cluster, Flags, from_environment, read
@@ -43,38 +43,78 @@ def run(folder: Path, words: list[str]) -> int:
     lock = states.lock_snapshot(folder)
     grid.answer(folder)
     _leave_when_asked()
-    waiting = _confirm(folder, grid.confirmations(folder / "grid"))
+    only_shown = flags.list or flags.watch
+    confirmed = set[int]()
+    _grow(folder, confirmed, only_shown)
     while True:
-        status, before = _run(folder, flags, cluster, lock), len(waiting)
-        if not waiting or status or flags.list or flags.watch or cluster:
+        status = _run(folder, flags, cluster, lock)
+        if status or only_shown or cluster:
             return status
         _leave_when_asked()
-        waiting = _confirm(folder, waiting)
-        if len(waiting) == before:
-            return leave(status, "confirm waits until all jobs before it have results")
+        grown, waiting = _grow(folder, confirmed)
+        if not grown and waiting:
+            return leave(status, f"{waiting[0]} waits until all jobs before it have results")
+        if not grown:
+            return status
 
 
-def _confirm(folder: Path, wanted: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Add the jobs that confirm what was chosen to the grid, for each `confirm` whose jobs have
-    ended; return the others."""
-    left = []
-    for count, before in wanted:
-        if not count.isdecimal() or not int(count):
-            raise SettingsError(f"confirm {count}: expects a number of seeds, such as confirm 5")
+def _grow(folder: Path, confirmed: set[int], only_shown: bool = False) -> tuple[bool, list[str]]:
+    """Add the jobs that follow from results, once these are there: the next generation of each
+    `propose`, and those of each `confirm`, which is noted. Return whether any were added, and what
+    waits for results."""
+    grown, waiting = False, list[str]()
+    for number in range(len(grid.following(folder / "grid"))):
+        words, before = grid.following(folder / "grid")[number]
         entries = grid.entries(folder / "grid")[:before]
-        _read_jobs(entries)
-        ended = {entry.job.id for entry, _ in grid.stopped(entries)}
-        of_run = {entry.job.id for entry in entries if entry.script == identity.DEFAULT}
-        asked = json.dumps({"count": int(count), "ids": sorted(of_run - ended)})
-        command = [sys.executable, "-m", "labjobs.commands.confirm"]
-        how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "cwd": PROJECT}
-        done = subprocess.run(command, input=asked, **how)
-        if done.returncode:
-            raise SettingsError(mlflow_client.last_line(done.stderr))
-        jobs = json.loads(done.stdout)
-        grid.add(folder / "grid", jobs)
-        left += [] if jobs else [(count, before)]
-    return left
+        if words[0] == "propose" and not only_shown:
+            added, left = _propose(words[1:], entries)
+            grown = grown or added
+            waiting += [" ".join(words[:2])] * left
+        elif words[0] == "confirm" and number not in confirmed:
+            count = words[1]
+            if not count.isdecimal() or not int(count):
+                line = "expects a number of seeds, such as confirm 5"
+                raise SettingsError(f"confirm {count}: {line}")
+            if waiting or not (jobs := _confirm(int(count), entries)):
+                waiting.append("confirm")
+            else:
+                grid.add(folder / "grid", jobs)
+                confirmed.add(number)
+                grown = True
+    return grown, waiting
+
+
+def _confirm(count: int, entries: list[Entry]) -> list[list[str]]:
+    """The jobs that confirm what was chosen; none while results are missing."""
+    _read_jobs(entries)
+    ended = {entry.job.id for entry, _ in grid.stopped(entries)}
+    of_run = {entry.job.id for entry in entries if entry.script == identity.DEFAULT}
+    jobs: list[list[str]] = _asked("confirm", count=count, ids=sorted(of_run - ended))
+    return jobs
+
+
+def _propose(words: list[str], entries: list[Entry]) -> tuple[bool, bool]:
+    """Write the next generation down, if all before have results; return whether they had, and
+    whether results are missing still."""
+    asked = proposals.read(words)
+    own = entries[len(entries) - sum(len(each.jobs) for each in asked.known()) :]
+    _read_jobs(own)
+    found = _asked("propose", words=words, ids=[entry.job.id for entry in own])
+    if found["said"]:
+        leave(exit_status.DONE, f"run.sh: {found['said']}")
+    grown = bool(found["jobs"])
+    return grown, grown or len(asked.known()) < asked.generations
+
+
+def _asked(module: str, **about: Any) -> Any:
+    """What a module of commands answers, which imports more than a sweep does. Raises
+    SettingsError for its error."""
+    command = [sys.executable, "-m", f"labjobs.commands.{module}"]
+    how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "cwd": PROJECT}
+    done = subprocess.run(command, input=json.dumps(about), **how)
+    if done.returncode:
+        raise SettingsError(mlflow_client.last_line(done.stderr))
+    return json.loads(done.stdout)
 
 
 def _run(folder: Path, flags: Flags, cluster: Cluster | None, lock: int) -> int:

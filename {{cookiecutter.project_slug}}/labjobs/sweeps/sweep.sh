@@ -35,6 +35,10 @@ print_id() {
 #   search 20 --lr 'log 1e-4 1e-1' --batch-size 'choice 32 64' -- --model convnet
 search() { printf '%s\0' "$(($# + 1))" search "$@" >&4; }
 
+# Adds generations of jobs, each from the results of those before; proposals.py says how:
+#   propose tuned 8 x 5 --lr 'log 1e-4 1e-1' -- --model convnet
+propose() { printf '%s\0' "$(($# + 1))" propose "$@" >&4; }
+
 # Runs what validation chooses among the jobs before it with fresh seeds, once they have ended:
 #   confirm 5
 confirm() { printf '%s\0' 2 confirm "${1-}" >&4; }

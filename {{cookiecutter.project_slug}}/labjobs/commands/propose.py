@@ -1,0 +1,268 @@
+"""`propose` of run.sh: which settings to try next, from the results of those that were tried.
+
+A generation is a function of its declaration and of the results of the generations before it, in
+whatever order these came, so it can be made again from the journals. By default, a Gaussian
+process is fitted to what jobs monitor, and the settings are taken for which it expects the largest
+improvement: Jones, Schonlau and Welch 1998, doi.org/10.1023/A:1008306431147; several at a time,
+each as if those before it had come out as expected (Ginsbourger, Le Riche and Carraro 2010,
+doi.org/10.1007/978-3-642-10701-6_6). `with=` takes a sampler of Optuna instead.
+
+`python -m labjobs.commands.propose` reads a line `propose` and the ids of its jobs, writes the next
+generation down if all of them have ended, and prints it.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labjobs import exit_status
+from labjobs.errors import SettingsError
+from labjobs.job import identity
+from labjobs.job.terminal import leave
+from labjobs.results import tables
+from labjobs.results.metrics import NoResults, chooser
+from labjobs.sweeps import proposals, search
+from labjobs.sweeps.proposals import Generation, Proposals
+from labjobs.tracking.mlflow_client import experiment_name
+
+Numbers = NDArray[np.float64]
+
+CANDIDATES = 1024  # settings of which the best are taken, and as many close to the best ones so far
+NEAR = 0.05  # how close: a standard deviation, in parts of a range
+PARENTS = 4  # how many are the best ones so far
+
+LENGTHS = (0.1, 0.2, 0.4, 0.8, 1.6)  # of ranges over which results change, and parts of noise in
+NOISES = (1e-3, 1e-2, 1e-1)  # their variance, of which the likeliest pair is taken
+
+NORMAL = NormalDist()
+
+FRUITLESS = 100  # proposals of a sampler without a new job after which there are no further ones
+
+
+def next_generation(words: list[str], ids: list[str]) -> dict[str, Any]:
+    """Write the next generation down, if all jobs have results; return it as `jobs`, and `said`, a
+    line if the results have changed from which an earlier one follows. Raises SettingsError."""
+    asked = proposals.read(words)
+    known, scores = asked.known(), _scores(ids)
+    if not asked.path.exists():
+        asked.write(known)
+    said, jobs = "", list[list[str]]()
+    for number in range(1, len(known) + 1):
+        before = {job: scores[job] for job in ids[: number * asked.count] if job in scores}
+        if len(before) < number * asked.count:
+            break
+        basis = proposals.digest("".join(f"{job} {before[job]!r}\n" for job in sorted(before)))
+        if number < len(known) and known[number].basis != basis:
+            said = f"propose {asked.name}: generation {number + 1} was proposed from other results"
+            break
+        if number == len(known) < asked.generations:
+            tried = [job for generation in known for job in generation.jobs]
+            jobs = propose(asked, tried, [before[job] for job in ids], number)
+            asked.write([*known, Generation(jobs, basis)])
+    return {"jobs": jobs, "said": said}
+
+
+def _scores(ids: Sequence[str]) -> dict[str, float]:
+    """The results by which jobs are chosen, of those that have one with the present code: lower is
+    better, and infinite is diverged."""
+    try:
+        every = tables.jobs(experiment_name(), identity.read(identity.DEFAULT).settings)
+    except NoResults:
+        return {}
+    own = every[every["job_id"].isin(ids) & ~every["stale"]]
+    if not len(own):
+        return {}
+    try:
+        metric = chooser(own)
+    except NoResults as none:
+        raise SettingsError(f"propose: {none}") from none
+    values = -metric.sign * own[metric.result].where(~own["diverged"], math.nan)
+    found = dict(zip(own["job_id"], map(float, values), strict=True))
+    return {job: value if math.isfinite(value) else math.inf for job, value in found.items()}
+
+
+def propose(
+    asked: Proposals, tried: Sequence[list[str]], scores: Sequence[float], generation: int
+) -> list[list[str]]:
+    """Return the arguments of the jobs of a generation, the `generation`-th after the first, none
+    of which was tried. Raises SettingsError if there are no further ones."""
+    every = sorted(zip(tried, scores, strict=True))  # in whatever order they came
+    tried, scores = [job for job, _ in every], [score for _, score in every]
+    # By their ranks, whatever the scale of the metric, and however bad it is to diverge.
+    ends = [np.searchsorted(np.sort(scores), scores, side) for side in ("left", "right")]
+    shares = np.mean(ends, axis=0) / len(scores)
+    normal = np.array([NORMAL.inv_cdf(share) for share in shares])
+    maker = _by_optuna if asked.sampler else _by_gaussian_process
+    seen = {tuple(job) for job in tried}
+    jobs: list[list[str]] = []
+    for numbers in maker(asked, tried, normal, generation):
+        job = [*search.arguments(asked.ranges, asked.fixed, numbers), *asked.fixed]
+        if tuple(job) not in seen:
+            seen.add(tuple(job))
+            jobs.append(job)
+        if len(jobs) == asked.count:
+            return jobs
+    line = f"its ranges have no {asked.count} further jobs; ask for fewer, or widen a range"
+    raise SettingsError(f"propose {asked.name}: {line}")
+
+
+def _by_gaussian_process(
+    asked: Proposals, tried: Sequence[list[str]], scores: Numbers, generation: int
+) -> Iterator[dict[str, float]]:
+    """The numbers of settings that were not tried, those with the largest expected improvement
+    first."""
+    best = [tried[index] for index in np.argsort(scores, kind="stable")[:PARENTS]]
+    every = (*_spread(asked, generation), *_close_to(best, asked, generation))
+    candidates = {search.arguments(asked.ranges, asked.fixed, each): each for each in every}
+    for job in tried:
+        candidates.pop(tuple(job[: len(job) - len(asked.fixed)]), None)
+    known = np.array([_coordinates(asked.ranges, job) for job in tried])
+    new = np.array([_coordinates(asked.ranges, job) for job in candidates])
+    lengths, noise = _likeliest(known, scores)
+    numbers = [*candidates.values()]
+    known = known / lengths
+    while numbers:
+        means, deviations = _predicted(known, scores, new / lengths, noise)
+        lowest = _predicted(known, scores, known, noise)[0].min()
+        z = (lowest - means) / deviations
+        improvement = [each * NORMAL.cdf(each) + NORMAL.pdf(each) for each in z]
+        chosen = int(np.argmax(deviations * improvement))
+        yield numbers.pop(chosen)
+        known = np.vstack([known, new[chosen] / lengths])
+        scores, new = np.append(scores, means[chosen]), np.delete(new, chosen, axis=0)
+
+
+def _spread(asked: Proposals, generation: int) -> Iterator[dict[str, float]]:
+    """Settings spread evenly over the ranges, others for each generation."""
+    for index in range(generation * CANDIDATES, (generation + 1) * CANDIDATES):
+        yield {each.flag: search.point(f"{asked.seed} {each.flag}", index) for each in asked.ranges}
+
+
+def _close_to(
+    parents: Sequence[list[str]], asked: Proposals, generation: int
+) -> Iterator[dict[str, float]]:
+    """Settings close to others, of which choices change now and then."""
+    random = np.random.default_rng([int(asked.seed), generation])
+    for index in range(CANDIDATES):
+        given = search.flags(parents[index % len(parents)])
+        numbers = {}
+        for each in asked.ranges:
+            place = each.place(given[each.flag]) if each.flag in given else random.random()
+            moved, other = place + NEAR * random.normal(), random.random()
+            jumps = each.choices and random.random() < 1 / len(asked.ranges)
+            numbers[each.flag] = other if jumps else place if each.choices else moved
+        yield {flag: float(np.clip(number, 0, search.LAST)) for flag, number in numbers.items()}
+
+
+def _coordinates(ranges: Sequence[search.Range], job: Sequence[str]) -> list[float]:
+    """Where a job lies: a number in [0, 1] for each range, and for a choice one for each value; for
+    a flag that is not given, the middle."""
+    given, found = search.flags(job), list[float]()
+    for each in ranges:
+        value = given.get(each.flag)
+        if each.choices:
+            found += [(value == choice) / math.sqrt(2) for choice in each.choices]
+        else:
+            found.append(0.5 if value is None else each.place(value))
+    return found
+
+
+def _likeliest(points: Numbers, scores: Numbers) -> tuple[Numbers, float]:
+    """The lengths, one for each coordinate, and the noise that make the scores the likeliest."""
+    lengths, noise = np.full(points.shape[1], LENGTHS[2]), NOISES[1]
+
+    def unlikely(lengths: Numbers, noise: float) -> float:
+        factor = np.linalg.cholesky(_covariance(points / lengths, points / lengths, noise))
+        return float(
+            np.log(np.diag(factor)).sum() + (np.linalg.solve(factor, scores) ** 2).sum() / 2
+        )
+
+    for _ in range(2):
+        noise = min(NOISES, key=lambda each: unlikely(lengths, each))
+        for place in range(len(lengths)):
+            others = (np.where(np.arange(len(lengths)) == place, each, lengths) for each in LENGTHS)
+            lengths = min(others, key=lambda each: unlikely(each, noise))
+    return lengths, noise
+
+
+def _covariance(one: Numbers, other: Numbers, noise: float) -> Numbers:
+    """Matérn's covariance, 5/2, of points in units of their lengths; with noise on the diagonal if
+    the points are the same."""
+    squares = (one**2).sum(1)[:, None] + (other**2).sum(1) - 2 * one @ other.T
+    r = np.sqrt(5 * np.maximum(squares, 0))
+    found = (1 - noise) * (1 + r + r**2 / 3) * np.exp(-r)
+    return np.asarray(found + noise * np.eye(len(one)) if one is other else found)
+
+
+def _predicted(
+    known: Numbers, scores: Numbers, new: Numbers, noise: float
+) -> tuple[Numbers, Numbers]:
+    """The means and standard deviations of the scores at new points, without noise."""
+    factor = np.linalg.cholesky(_covariance(known, known, noise))
+    explained = np.linalg.solve(factor, _covariance(known, new.view(), noise))
+    means = explained.T @ np.linalg.solve(factor, scores)
+    return means, np.sqrt(np.maximum(1 - noise - (explained**2).sum(0), 1e-12))
+
+
+def _by_optuna(
+    asked: Proposals, tried: Sequence[list[str]], scores: Numbers, generation: int
+) -> Iterator[dict[str, float]]:
+    """The numbers of settings that a sampler of Optuna suggests, which is told all results anew."""
+    import optuna
+    from optuna import distributions, samplers
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    spaces = {
+        each.flag: distributions.CategoricalDistribution(each.choices)
+        if each.choices
+        else distributions.FloatDistribution(0, 1)
+        for each in asked.ranges
+    }
+    told = []
+    for job, score in zip(tried, scores, strict=True):
+        given = search.flags(job)
+        of = [each for each in asked.ranges if each.flag in given]
+        words = {each.flag: given[each.flag] for each in of}
+        params = {e.flag: words[e.flag] if e.choices else e.place(words[e.flag]) for e in of}
+        own = {flag: spaces[flag] for flag in params}
+        told.append(optuna.create_trial(params=params, distributions=own, value=score))
+    seed = int(proposals.digest(f"{asked.seed} {generation}")[:8], 16)
+    makers: dict[str, Any] = {
+        "tpe": lambda: samplers.TPESampler(seed=seed, constant_liar=True),
+        "gp": lambda: samplers.GPSampler(seed=seed),
+        # Each ten times, since it starts from the best tenth.
+        "cmaes": lambda: samplers.CmaEsSampler(seed=seed, source_trials=told * 10),
+    }
+    study = optuna.create_study(sampler=makers[asked.sampler]())
+    study.add_trials(told)
+    for _ in range(FRUITLESS * asked.count):
+        trial, numbers, given = study.ask(), dict[str, float](), search.flags(asked.fixed)
+        for each in asked.ranges:
+            if each.holds(given):
+                if each.choices:
+                    value = trial.suggest_categorical(each.flag, each.choices)
+                    number = (each.choices.index(value) + 0.5) / len(each.choices)
+                else:
+                    number = min(trial.suggest_float(each.flag, 0, 1), search.LAST)
+                numbers[each.flag] = number
+                given[each.flag] = each.draw(number)
+        yield numbers
+
+
+def main() -> int:
+    """Answer what standard input asks; returns the exit status."""
+    try:
+        print(json.dumps(next_generation(**json.load(sys.stdin))))
+    except (SettingsError, ConnectionError) as error:
+        return leave(exit_status.WRONG, str(error))
+    return exit_status.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
