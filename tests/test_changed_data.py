@@ -254,6 +254,55 @@ def test_a_file_that_pyproject_toml_exempts_does_not_count(looking):
     file.write_text(before)
 
 
+UNSEEN = """
+import ctypes, subprocess
+C = ctypes.CDLL(None)
+C.fopen.restype = ctypes.c_void_p
+
+
+def read_unseen(root: Path) -> None:
+    C.fclose(ctypes.c_void_p(C.fopen(str(root / "closed.bin").encode(), b"r")))
+    subprocess.run("cat tree/*/*", shell=True, cwd=root, capture_output=True)
+"""
+DECLARED = """    root = job.runtime.data_root
+    job.data(root / "closed.bin", f"{root}/tree")
+    data.read_unseen(root)
+    job.save_spec("""
+
+
+def test_what_the_code_declares_counts_whatever_reads_it(project):
+    """A C library that closes its file again, and a program that finds files by itself."""
+    root = project.root / "data"
+    (root / "tree/a").mkdir(parents=True)
+    (root / "tree/a/one.txt").write_text("one")
+    (root / "tree/a/back").symlink_to(root / "tree")
+    (root / "tree/b").symlink_to(project.root / "data/cat")  # counts with what it leads to
+    (root / "closed.bin").write_text("closed again")
+    with (project.root / "data.py").open("a") as file:
+        file.write(UNSEEN)
+    project.edit("run.py", "    job.save_spec(", DECLARED)
+    assert project.run(*QUICK).returncode == 0
+    for name, said in (
+        ("closed.bin", "closed.bin"),
+        ("tree/a/one.txt", "tree/a/one.txt"),
+        ("tree/a/two.txt", "tree/a"),
+        ("tree/b/0.png", "tree/b/0.png"),
+    ):
+        before = (root / name).read_bytes() if (root / name).exists() else None
+        (root / name).write_text("other")
+        assert f"(data/{said} changed)" in one_line(project.run(*QUICK), 5)
+        (root / name).unlink() if before is None else (root / name).write_bytes(before)
+    assert "already finished" in project.run(*QUICK).stdout
+
+
+@pytest.mark.parametrize("path", ["/none.bin", "/etc/passwd", "data.py"])
+def test_what_could_not_be_compared_later_cannot_be_declared(project, path):
+    project.edit("run.py", "    job.save_spec(", f'    job.data("{path}")\n    job.save_spec(')
+    why = "there is no" if "none" in path else "below --data-root or in the project"
+    said = one_line(project.run(*QUICK), 1)
+    assert "failed: job.data: " in said and path in said and why in said
+
+
 LOOKED_FOR = ("excluded.txt", "order.txt", "a.py", "classes.txt", "c.bin", "d.bin", "more/e.txt")
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labjobs import layout
-from labjobs.errors import SettingsError, few
+from labjobs.errors import JobError, SettingsError, few
 from labjobs.files import CODE, PROJECT, opened, sealed, shown, write_shared
 from labjobs.job.journal import SEAL, record_of, tag_of
 
@@ -460,6 +460,31 @@ def join_by_environment() -> None:
         file, data_root, runs_root = map(Path, json.loads(os.environ[READS]))
         if file.exists() and not of_engine:
             join((file, Places(data_root, runs_root)))
+
+
+def declare(given: str | os.PathLike[str], places: Places, note: bool = True) -> None:
+    """Check that a file, or a folder with all that is in it, can be data, and note that the job
+    reads it. Raises JobError if it cannot be."""
+    path = os.path.abspath(os.path.expanduser(given))
+    if not os.path.exists(path):
+        raise JobError(f"job.data: there is no {path}")
+    if not places.name(f"{path}/" if os.path.isdir(path) else path):
+        line = "below --data-root or in the project, and neither hidden, nor exempt, nor code"
+        raise JobError(f"job.data: {path} cannot be compared later: it has to be {line}")
+    if _notes and note:
+        with aside():
+            for each in _all_in(path):
+                _notes.note(each, READ)
+
+
+def _all_in(path: str, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """A file; or a folder and all that is in it, hidden files excepted, links followed."""
+    if not os.path.isdir(path):
+        yield path
+    elif (real := os.path.realpath(path)) not in above:  # no link leads back
+        yield f"{path}/"
+        for name in (each for each in os.listdir(path) if not each.startswith(".")):
+            yield from _all_in(f"{path}/{name}", (*above, real))
 
 
 def note_open() -> list[str]:

@@ -7,6 +7,7 @@ processes each has a slice of every batch, the gradients are added up, and what 
 they decide together; `torchrun --nproc-per-node 4 run.py FLAGS` trains as `python run.py FLAGS`.
 """
 
+import os
 import shutil
 import sys
 import time
@@ -133,6 +134,15 @@ class Job(Generic[S]):
             )
 
     # Before the loop: data, models, forward functions.
+
+    def data(self, *paths: str | os.PathLike[str]) -> None:
+        """Count files, and folders with all that is in them, as data that the job reads, for what
+        Python does not open itself: libraries in C, other programs. Call it before they read.
+
+        Raises JobError for a path that does not exist, or that no later command could find again.
+        """
+        for path in paths:
+            data_evidence.declare(path, self._folder.places, self._processes.rank.number == 0)
 
     def batches(
         self,
