@@ -303,6 +303,12 @@ def test_random_changes_of_the_store_are_undone(jobs, pytestconfig):
     assert jobs.lines("sync") == ["the tracking store has all"]
 
 
+def test_show_knows_how_an_attempt_ended_whose_outcome_is_lost(jobs):
+    (jobs.project.folder(jobs.mlp) / "outcome.json").unlink()
+    (attempt,) = jobs.json("show", jobs.mlp)["attempts"]
+    assert attempt["state"] == "finished"
+
+
 def test_damaged_records(jobs):
     for file in ("settings.json", "outcome.json", "metrics.jsonl", "code.json"):
         path = jobs.project.folder(jobs.mlp) / file

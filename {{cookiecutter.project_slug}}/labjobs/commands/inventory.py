@@ -43,6 +43,10 @@ RESULTS = ("test_", "best_")
 """How the metrics begin that a job logs at its end."""
 
 
+ENDS = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "paused or interrupted"}
+"""How an attempt ended, by the last line of its journal, for one whose outcome.json is lost."""
+
+
 Attempt = dict[str, Any]
 """An attempt at a job, as `show --json` prints it. Unknown values are empty; `ended`, when it last
 logged something, is in seconds since 1970; `change` and `unchecked` are as in Evidence. `job` is
@@ -56,16 +60,18 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
     sent = read_record(path / layout.SENT)
     tags: dict[str, str] = {}
     metrics: dict[str, float] = {}
-    problem = ""
+    problem, ended = "", "interrupted"
     try:
         for line in journal.lines_of(path):
+            ended = ENDS.get(line.get("end", ""), "interrupted")
             tags |= line.get("tags", {})
             metrics |= _results(line.get("metrics", {}), about.get("metrics", {}))
     except (OSError, JobError) as error:
         problem = cause(error)
-    running = locks.held(path / layout.LOCK)
+    if ended == "failed" and tags.get("diverged") == "true":
+        ended = "diverged"
     return {
-        "state": "running" if running else outcome.get("status", "interrupted"),
+        "state": "running" if locks.held(path / layout.LOCK) else outcome.get("status", ended),
         **_evidence(job.compare(path) if job else Evidence()),
         "ended": last_logged(path),
         "code": code_evidence.digest(path),
