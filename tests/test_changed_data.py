@@ -295,6 +295,32 @@ def test_what_the_code_declares_counts_whatever_reads_it(project):
     assert "already finished" in project.run(*QUICK).stdout
 
 
+PEEKS = """
+from torchvision.io import read_image
+
+
+def peek(root: Path) -> None:
+    read_image(f"{root}/cat/0.png")
+"""
+
+
+def test_what_reads_without_python_is_named_unless_all_is_declared(project):
+    with (project.root / "data.py").open("a") as file:
+        file.write(PEEKS)
+    project.edit(
+        "run.py", "    job.save_spec(", "    data.peek(job.runtime.data_root)\n    job.save_spec("
+    )
+    job = project.finish(*QUICK)
+    why = "torchvision.io.read_image reads files without Python"
+    assert f": {why}; declare: job.data(path)" in (project.folder(job) / "log.txt").read_text()
+    assert f"(not all data was checked: {why})" in project.run(*QUICK).stdout
+    listed = project.do("python", "jobs.py", "list").stdout
+    assert f"[not all data was checked: {why}]\n" in listed
+    project.edit("run.py", "    data.peek(", "    job.data()\n    data.peek(")
+    assert project.run(*QUICK, "--force").returncode == 0
+    assert "not all data was checked" not in project.run(*QUICK).stdout
+
+
 @pytest.mark.parametrize("path", ["/none.bin", "/etc/passwd", "data.py"])
 def test_what_could_not_be_compared_later_cannot_be_declared(project, path):
     project.edit("run.py", "    job.save_spec(", f'    job.data("{path}")\n    job.save_spec(')

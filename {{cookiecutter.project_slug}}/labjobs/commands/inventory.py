@@ -46,7 +46,6 @@ RESULTS = ("test_", "best_")
 ENDS = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "paused or interrupted"}
 """How an attempt ended, by the last line of its journal, for one whose outcome.json is lost."""
 
-
 Attempt = dict[str, Any]
 """An attempt at a job, as `show --json` prints it. Unknown values are empty; `ended`, when it last
 logged something, is in seconds since 1970; `change` and `unchecked` are as in Evidence. `job` is

@@ -24,7 +24,7 @@ from labjobs.evidence.symbols import (
     tail,
 )
 from labjobs.evidence.top_level import Registries
-from labjobs.evidence.understood import is_special, reaches_anything, special_word
+from labjobs.evidence.understood import is_special, reaches_anything, reads_unseen, special_word
 from labjobs.evidence.values import ALL, ENGINES, Conditions, Key, Place, Values
 from labjobs.evidence.values import MODULE as SETTINGS
 
@@ -58,6 +58,7 @@ class Use(NamedTuple):
     everything  all modules, because of `why`
     import      what importing a module does
     engine      a name of the engine
+    unseen      `name`, of a library, reads files that Python does not open; `why` is where
     """
 
     how: str
@@ -296,6 +297,8 @@ class Writer:
                 self._doubt(node, f"uses {path}", self._module.name)
             elif reaches_anything(path) or (path in LOADS and id(node) not in self._safe):
                 self._doubt(node, f"uses {path}")
+            if reads_unseen(path):
+                self._use("unseen", "", path, ALL, f"{self._module.path}:{node.lineno}")
         self.out.extend(f".{name}" for name in chain[target.used :])
         for each in filter(is_special, chain):
             is_own = each in ("__doc__", "__file__") and each == chain[0]

@@ -66,6 +66,9 @@ class Fingerprint:
     advice: Sequence[str]
     """A line for each module that counts as a whole, with the reason and where it stands."""
 
+    unseen: Mapping[str, str] = field(compare=False)
+    """Functions of libraries that read files which Python does not open, and where it uses them."""
+
     lines: Mapping[str, Sequence[range]] = field(repr=False, compare=False)
     """The lines of each module that are in a part, counted from 0."""
 
@@ -155,6 +158,7 @@ class Project:
             digest=" ".join([hashlib.sha256(text.encode()).hexdigest(), *also]),
             parts=parts,
             advice=tuple(closure.advice.values()),
+            unseen=closure.unseen,
             lines=closure.lines,
             _reached=closure.parts,
             _widened=partial(self.fingerprint, settings, inputs=inputs),
@@ -274,6 +278,7 @@ class Closure:
         self._waiting: deque[tuple[Use, str]] = deque()
         self.parts: dict[str, Part] = {}
         self.advice: dict[str, str] = {}
+        self.unseen: dict[str, str] = {}
         self.lines: dict[str, list[range]] = {}
 
     def find(self, also: Sequence[str]) -> None:
@@ -329,6 +334,8 @@ class Closure:
                 self._take_everything(by, use.why)
             case "engine":
                 self._engine.setdefault(use.module, by)
+            case "unseen":
+                self.unseen.setdefault(use.name, use.why)
 
     # Modules
 

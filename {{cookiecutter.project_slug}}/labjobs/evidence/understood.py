@@ -54,6 +54,25 @@ REACH_ANYTHING = words(
 """Of these libraries and of Python itself: imports, runs or reads code by names that are computed,
 or makes objects of classes that only their data names."""
 
+READ_UNSEEN = words(
+    """
+    av.open cv2.dnn cv2.imread cv2.VideoCapture datasets.Dataset.from_csv datasets.Dataset.from_file
+    datasets.Dataset.from_json datasets.Dataset.from_parquet datasets.load_dataset
+    datasets.load_from_disk decord duckdb h5py.File librosa.load lmdb netCDF4.Dataset
+    pandas.read_feather pandas.read_hdf pandas.read_parquet polars.read_csv polars.read_ipc
+    polars.read_parquet polars.scan_csv polars.scan_ipc polars.scan_parquet pyarrow.csv
+    pyarrow.dataset pyarrow.feather.read_feather pyarrow.feather.read_table pyarrow.fs pyarrow.json
+    pyarrow.memory_map pyarrow.orc pyarrow.OSFile pyarrow.parquet.ParquetDataset
+    pyarrow.parquet.ParquetFile pyarrow.parquet.read_table rasterio.open rdkit.Chem.MolFromMolFile
+    rdkit.Chem.SDMolSupplier safetensors.numpy.load_file safetensors.safe_open
+    safetensors.torch.load_file safetensors.torch.load_model sentencepiece soundfile.read
+    soundfile.SoundFile tokenizers.Tokenizer.from_file torchaudio.load torchcodec
+    torchvision.io.decode_image torchvision.io.read_file torchvision.io.read_image
+    torchvision.io.read_video torchvision.io.VideoReader xarray.open_dataset
+    """
+)
+"""What reads files that Python does not open (labjobs.job.data_evidence), or a copy of its own."""
+
 HARMLESS = words(
     """
     sys.argv sys.exit sys.stdout sys.stderr sys.stdin sys.version sys.version_info sys.platform
@@ -104,6 +123,11 @@ def reaches_anything(path: str) -> bool:
     names = {*parents(path)}
     starts = path.startswith(("os.exec", "os.spawn", "os.posix_spawn")) or path in AS_VALUES
     return starts or (HARMLESS.isdisjoint(names) and not REACH_ANYTHING.isdisjoint(names))
+
+
+def reads_unseen(path: str) -> bool:
+    """Return whether what has a dotted path reads files without Python having opened them."""
+    return not READ_UNSEEN.isdisjoint(parents(path))
 
 
 def is_library(module: str) -> bool:

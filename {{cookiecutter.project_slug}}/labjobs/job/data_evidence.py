@@ -17,6 +17,7 @@ jobs that have read the same files: `.data/<digest>.jsonl` in the folder of runs
 import hashlib
 import json
 import os
+import re
 import stat
 import sys
 import threading
@@ -27,6 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cache, cached_property, partial, wraps
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -244,8 +246,8 @@ def damaged(file: Path) -> bool:
 # While an attempt runs: what its processes read is noted.
 
 LISTED, MOVED, CONNECTED = ("os.listdir", "os.scandir"), "os.rename", "sqlite3.connect"
-MISSED = "labjobs.missed"
-EVENTS = {"open", *LISTED, MOVED, CONNECTED, MISSED, "os.mkdir"}
+STARTED, MISSED = ("subprocess.Popen", "os.system", "os.posix_spawn"), "labjobs.missed"
+EVENTS = {"open", *LISTED, MOVED, CONNECTED, *STARTED, MISSED, "os.mkdir"}
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -262,6 +264,20 @@ _thread = threading.local()
 _notes: "Reads | None" = None
 _early: list[Use] = []
 _listening = False
+
+
+def _uses(event: str, args: tuple[Any, ...]) -> Iterator[Use]:
+    if event not in STARTED:
+        yield _use(event, args)
+        return
+    from labjobs.evidence.fingerprint import SOURCES  # which count as code
+
+    command = [*map(os.fsdecode, args[:1] if event == "os.system" else args[1])]
+    folder = os.fsdecode(args[2] or "") if event == "subprocess.Popen" else ""
+    for word in {*command, *re.split(r"[\s'\"=<>|;&()]+", " ".join(command))}:  # perhaps files
+        path = os.path.abspath(os.path.join(folder, word))
+        if os.path.isfile(path) and not path.lower().endswith(SOURCES):
+            yield path, UPDATED
 
 
 def _use(event: str, args: tuple[Any, ...]) -> Use:
@@ -287,7 +303,7 @@ class Reads:
     """
 
     def __init__(self, file: Path, places: Places, known: Entries | None = None) -> None:
-        self.joined_by = file, places
+        self.joined_by, self.declared = (file, places), False
         self._places, self._known = places, known or {}
         self._seen, self._made, self._recorded = set[str](), set[str](), set[str]()
         self.file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o664)
@@ -411,9 +427,9 @@ def _noted(event: str, args: tuple[Any, ...]) -> None:
     # While torch is imported it looks for CUDA's libraries beside every module, the project's too.
     if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
         return
-    with aside(), suppress(TypeError, ValueError):  # not the name of a file
-        use = _use(event, args)
-        _notes.note(*use) if _notes else _early.append(use)
+    with aside(), suppress(TypeError, ValueError, ImportError):  # no name; Python ends
+        for use in _uses(event, args):
+            _notes.note(*use) if _notes else _early.append(use)
 
 
 def _replace_look(name: str) -> None:
@@ -462,18 +478,20 @@ def join_by_environment() -> None:
             join((file, Places(data_root, runs_root)))
 
 
-def declare(given: str | os.PathLike[str], places: Places, note: bool = True) -> None:
-    """Check that a file, or a folder with all that is in it, can be data, and note that the job
-    reads it. Raises JobError if it cannot be."""
-    path = os.path.abspath(os.path.expanduser(given))
-    if not os.path.exists(path):
-        raise JobError(f"job.data: there is no {path}")
-    if not places.name(f"{path}/" if os.path.isdir(path) else path):
-        line = "below --data-root or in the project, and neither hidden, nor exempt, nor code"
-        raise JobError(f"job.data: {path} cannot be compared later: it has to be {line}")
+def declare(given: Iterable[str | os.PathLike[str]], places: Places, note: bool = True) -> None:
+    """Check that files, and folders with all that is in them, can be data, and note that the job
+    reads them. Raises JobError for one that cannot be."""
+    paths = [os.path.abspath(os.path.expanduser(each)) for each in given]
+    for path in paths:
+        if not os.path.exists(path):
+            raise JobError(f"job.data: there is no {path}")
+        if not places.name(f"{path}/" if os.path.isdir(path) else path):
+            line = "below --data-root or in the project, and neither hidden, nor exempt, nor code"
+            raise JobError(f"job.data: {path} cannot be compared later: it has to be {line}")
     if _notes and note:
+        _notes.declared = True
         with aside():
-            for each in _all_in(path):
+            for each in chain.from_iterable(map(_all_in, paths)):
                 _notes.note(each, READ)
 
 
@@ -485,6 +503,15 @@ def _all_in(path: str, above: tuple[str, ...] = ()) -> Iterator[str]:
         yield f"{path}/"
         for name in (each for each in os.listdir(path) if not each.startswith(".")):
             yield from _all_in(f"{path}/{name}", (*above, real))
+
+
+def note_unseen(reader: str) -> bool:
+    """Record that a library has read files that Python did not open, unless the job's code has
+    declared what it reads; returns whether it has not."""
+    if not _notes or _notes.declared:
+        return False
+    _notes._record(Entry(f"{reader} reads files without Python", 0, "", UNSEEN))
+    return True
 
 
 def note_open() -> list[str]:

@@ -223,6 +223,9 @@ class JobFolder(Generic[S]):
     def close(self, status: str, said: str) -> None:
         """Write down how the job ended, and its last line."""
         self._widen_code()
+        for name, where in self.code.unseen.items():
+            if data_evidence.note_unseen(name):
+                log.info("%s: %s reads files without Python; declare: job.data(path)", where, name)
         self._data, changed, own = data_evidence.keep(self.path, self.places, self._data)
         if changed:
             log.warning("the data has changed while the job ran (%s changed)", changed)

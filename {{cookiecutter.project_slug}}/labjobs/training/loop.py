@@ -137,12 +137,12 @@ class Job(Generic[S]):
 
     def data(self, *paths: str | os.PathLike[str]) -> None:
         """Count files, and folders with all that is in them, as data that the job reads, for what
-        Python does not open itself: libraries in C, other programs. Call it before they read.
+        Python does not open itself: libraries in C, other programs. Call it before they read, and
+        without paths if they read nothing.
 
         Raises JobError for a path that does not exist, or that no later command could find again.
         """
-        for path in paths:
-            data_evidence.declare(path, self._folder.places, self._processes.rank.number == 0)
+        data_evidence.declare(paths, self._folder.places, self._processes.rank.number == 0)
 
     def batches(
         self,
@@ -418,9 +418,7 @@ class Job(Generic[S]):
         values = numbers(metrics)
         self._check_same(values)
         if not self._logged and (found := data_evidence.note_open()):
-            line = (
-                "read without Python, counts as it is now: %s; what was closed again is not known"
-            )
+            line = "read without Python, counts as it is now: %s; others may have been read, too"
             log.info(line, few(found, data_evidence.NAMED))
         self._logged = True
         self._folder.interruption.ends_waits = False  # until the results have been used
