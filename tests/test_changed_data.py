@@ -200,6 +200,7 @@ RESULTS = Path(__file__).with_name("results.csv")
 RESULTS.write_text((RESULTS.read_text() if RESULTS.exists() else "") + "one more\\n")
 (ROOT / "index.json").write_text(json.dumps(os.listdir(ROOT)))
 LISTED = os.listdir(os.open(ROOT / "more", os.O_RDONLY))
+subprocess.run(f"echo more >> {RESULTS.with_name('sorted.txt')}", shell=True, check=True)
 
 
 def read_in_a_process() -> None:
@@ -224,6 +225,7 @@ def looking(make):
     (project.root / "data/a.py").write_text("pass")
     (project.root / "data/c.bin").write_text("read by a C library")
     (project.root / "results.csv").write_text("first\\n")
+    (project.root / "sorted.txt").write_text("first\\n")
     for file, text in (("settings.py", BEFORE_THE_JOB), ("data.py", LOOKS)):
         with (project.root / file).open("a") as opened:
             opened.write(text)
@@ -232,9 +234,11 @@ def looking(make):
 
 
 def test_what_a_job_writes_is_not_what_it_read(looking):
-    """Results that are read, extended and written back, and an index beside the data."""
+    """Results that are read, extended and written back, also by another program, and an index
+    beside the data."""
     (log,) = looking.root.glob("runs/*/*/log.txt")
-    assert "since the job has changed it itself: project/results.csv" in log.read_text()
+    own = "project/results.csv, project/sorted.txt"
+    assert f"since the job has changed it itself: {own}" in log.read_text()
     assert "already finished" in looking.run(*QUICK).stdout
     (looking.root / "results.csv").write_text("other")
     assert "already finished" in looking.run(*QUICK).stdout
