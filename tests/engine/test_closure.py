@@ -132,6 +132,25 @@ def test_a_module_that_counts_as_a_whole_has_what_it_imports(tmp_path, imports, 
     assert differs(tmp_path, files, "more.py", "7", "8") == counts
 
 
+@pytest.mark.parametrize(
+    ("imports", "reads", "named"),
+    [
+        ("import cv2", "cv2.imread(x)", "cv2.imread"),
+        ("from cv2 import *", "imread(x)", "cv2.imread"),
+        ("import pyarrow.parquet as pq", "pq.read_table(x)", "pyarrow.parquet.read_table"),
+        ("import cv2", "getattr(cv2, 'imread')(x)", "cv2"),
+        ("try:\n    import cv2\nexcept ImportError:\n    cv2 = None", "cv2.imread(x)", "cv2"),
+        ("import cv2", "cv2.resize(x)", ""),
+        ("import cv2\n\n\ndef unused(x):\n    return cv2.imread(x)", "x", ""),
+    ],
+)
+def test_libraries_that_read_files_without_python_are_found(tmp_path, imports, reads, named):
+    nets = f"{imports}\n\n\n{NETS.replace('2 * x', reads)}"
+    unseen = found(tmp_path, {"nets.py": nets}, net="large").unseen
+    assert [*unseen] == ([named] if named else [])
+    assert all(where.startswith("nets.py:") for where in unseen.values())
+
+
 def test_definitions_that_have_run_can_be_added(tmp_path):
     """Those that are gone are left out."""
     also = ("gone:f", "nets:gone", "nets:large")

@@ -73,6 +73,8 @@ READ_UNSEEN = words(
 )
 """What reads files that Python does not open (labjobs.job.data_evidence), or a copy of its own."""
 
+HAVE_UNSEEN = {module for name in READ_UNSEEN for module in parents(name)[:-1]}
+
 HARMLESS = words(
     """
     sys.argv sys.exit sys.stdout sys.stderr sys.stdin sys.version sys.version_info sys.platform
@@ -126,8 +128,9 @@ def reaches_anything(path: str) -> bool:
 
 
 def reads_unseen(path: str) -> bool:
-    """Return whether what has a dotted path reads files without Python having opened them."""
-    return not READ_UNSEEN.isdisjoint(parents(path))
+    """Return whether what has a dotted path reads files without Python having opened them, or is a
+    module, as a value, with functions that do. Classes may be values: they are named as types."""
+    return not READ_UNSEEN.isdisjoint(parents(path)) or (path in HAVE_UNSEEN and path.islower())
 
 
 def is_library(module: str) -> bool:
