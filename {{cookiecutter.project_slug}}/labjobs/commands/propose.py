@@ -178,10 +178,9 @@ def _likeliest(points: Numbers, scores: Numbers) -> tuple[Numbers, float]:
     lengths, noise = np.full(points.shape[1], LENGTHS[2]), NOISES[1]
 
     def unlikely(lengths: Numbers, noise: float) -> float:
-        factor = np.linalg.cholesky(_covariance(points / lengths, points / lengths, noise))
-        return float(
-            np.log(np.diag(factor)).sum() + (np.linalg.solve(factor, scores) ** 2).sum() / 2
-        )
+        factor = _factor(points / lengths, noise)
+        misfit = (np.linalg.solve(factor, scores) ** 2).sum() / 2
+        return float(np.log(np.diag(factor)).sum() + misfit)
 
     for _ in range(2):
         noise = min(NOISES, key=lambda each: unlikely(lengths, each))
@@ -191,21 +190,25 @@ def _likeliest(points: Numbers, scores: Numbers) -> tuple[Numbers, float]:
     return lengths, noise
 
 
-def _covariance(one: Numbers, other: Numbers, noise: float) -> Numbers:
-    """Matérn's covariance, 5/2, of points in units of their lengths; with noise on the diagonal if
-    the points are the same."""
+def _covariance(one: Numbers, other: Numbers) -> Numbers:
+    """Matérn's covariance, 5/2, of points in units of their lengths."""
     squares = (one**2).sum(1)[:, None] + (other**2).sum(1) - 2 * one @ other.T
     r = np.sqrt(5 * np.maximum(squares, 0))
-    found = (1 - noise) * (1 + r + r**2 / 3) * np.exp(-r)
-    return np.asarray(found + noise * np.eye(len(one)) if one is other else found)
+    return np.asarray((1 + r + r**2 / 3) * np.exp(-r))
+
+
+def _factor(points: Numbers, noise: float) -> Numbers:
+    """The Cholesky factor of the scores' covariance, whose variance is 1."""
+    found = (1 - noise) * _covariance(points, points) + noise * np.eye(len(points))
+    return np.asarray(np.linalg.cholesky(found))
 
 
 def _predicted(
     known: Numbers, scores: Numbers, new: Numbers, noise: float
 ) -> tuple[Numbers, Numbers]:
     """The means and standard deviations of the scores at new points, without noise."""
-    factor = np.linalg.cholesky(_covariance(known, known, noise))
-    explained = np.linalg.solve(factor, _covariance(known, new.view(), noise))
+    factor = _factor(known, noise)
+    explained = np.linalg.solve(factor, (1 - noise) * _covariance(known, new))
     means = explained.T @ np.linalg.solve(factor, scores)
     return means, np.sqrt(np.maximum(1 - noise - (explained**2).sum(0), 1e-12))
 
