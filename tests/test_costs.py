@@ -1,12 +1,15 @@
-"""What a job has cost, in its run and by `jobs.py show`: of a job that is killed and continued."""
+"""What a job has cost, in its run and by `jobs.py show`: of a job that is killed and continued.
+What the jobs of a grid will cost: the forecast, and a budget that is kept."""
 
 import json
 import os
+import signal
 
 import pytest
-from faults import ended, job_of, kill, succeeded, wait_until
+from faults import ended, job_of, kill, silent, succeeded, wait_until
 from labjobs import layout
 from labjobs.tracking import costs
+from sweeps import SETTINGS, Lab
 
 JOB = ("--epochs", "30", "--eval-every", "5", "--checkpoint-minutes", "0.001", "--quiet")
 
@@ -54,3 +57,127 @@ def test_they_are_in_the_table_of_results_and_shown(killed):
     assert f"  cost        cpu_hours {totals['cpu_hours']:.4g}, " in shown
     code = "from labjobs.results import tables; print(*tables.jobs('my_project').columns)"
     assert {*totals} <= {*" ".join(project.printed(code)).split()}
+
+
+# Jobs that take hours by their own account: an epoch of 10 steps takes an hour and a kilowatt hour
+# for each of the network's layers, and a process half an hour more.
+
+LOGGED = 'job.journal.metrics(2, {"elapsed_seconds": 4.0}, of=12)'
+ACCOUNT = """settings, own = job.settings, job.settings.epochs
+    done = own if job.settings.note != '{"seconds": 600}' else 1
+    hours = done * settings.layers
+    metrics = {"elapsed_seconds": 3600.0 * hours, "epoch": float(done)}
+    job.journal.metrics(10 * done, metrics, of=10 * own)
+    seconds = 3600 * hours + 1800
+    used = {"seconds": seconds, "gpu_seconds": seconds, "joules": 1000 * seconds}
+    about = {"id": job.id, "journal": job.journal.start["journal"], "processes": {"a": used}}
+    from labjobs.files import write_record
+    write_record(job.path / "cost.json", about)"""
+MORE = "    layers: int = 1\n    batch_size: int = 10\n"
+
+
+@pytest.fixture
+def lab(project, tmp_path):
+    """A machine with two GPUs."""
+    made = Lab(project, tmp_path, gpus=2)
+    made.project.edit("run.py", LOGGED, ACCOUNT)
+    (made.project.root / "settings.py").write_text(SETTINGS + MORE)
+    return made
+
+
+def ran(lab, *jobs):
+    """Run jobs, which are then the ones that the forecast knows."""
+    lab.write_grid(*jobs)
+    silent(lab.sweep())
+
+
+def forecast(lab, *jobs):
+    """What is forecast for jobs: the hours with their range, and whether any job alike has run."""
+    lab.write_grid(*jobs)
+    rows = json.loads(silent(lab.sweep("--list", "--cost", "--json")).stdout)
+    found = [row["cost"] for row in rows]
+    return [each and ([s / 3600 for s in each["seconds"]], each["alike"]) for each in found]
+
+
+def around(low, high, jobs):
+    """The least and the most of a range that so many jobs have shown."""
+    wider = 1.25 ** (1 / jobs)
+    return [pytest.approx(low / wider), pytest.approx(high * wider)]
+
+
+def test_a_forecast_knows_no_more_than_what_has_run(lab):
+    jobs = ["--epochs 2", "--epochs 2 --seed 1", "--epochs 4", "--epochs 2 --lr 0.2"]
+    lab.write_grid(*jobs)
+    *_, line = silent(lab.sweep("--list", "--cost")).stdout.splitlines()
+    assert line == "4 of 4 jobs: none similar has run; not counted"
+    ran(lab, jobs[0])
+    finished, again, longer, other = forecast(lab, *jobs)
+    assert finished is None
+    assert again == ([pytest.approx(2.5), *around(2.5, 2.5, 1)], True)
+    assert longer[0][0] == pytest.approx(4.5)
+    assert other == (again[0], False)
+    *_, states, total, unlike = silent(lab.sweep("--list", "--cost")).stdout.splitlines()
+    assert states == "4 jobs: 3 pending, 1 unsent"
+    start = "3 jobs to run: 9.5 GPU hours (7.6 to 11.9), 9.5 kWh; 2 at once: 5.0 h (4.0 h to 6.2 h)"
+    assert total.startswith(f"{start}, until ")
+    like = "counted like the most similar ones, 2.5 GPU hours (2 to 3.12)"
+    assert unlike == f"1 of 3 jobs: none alike has run; {like}"
+
+
+def test_which_settings_matter_is_learnt(lab):
+    """How long another batch size takes is a range; of numbers the nearest one stands in."""
+    ran(lab, "--epochs 2", "--epochs 2 --lr 0.2", "--epochs 1 --layers 3", "--epochs 1")
+    other, layers, more, batch = forecast(
+        lab,
+        *("--epochs 2 --lr 0.3", "--epochs 2 --lr 0.3 --layers 3"),
+        *("--epochs 2 --layers 9", "--epochs 2 --batch-size 40"),
+    )
+    assert other == ([pytest.approx(2.5), *around(2.5, 2.5, 3)], True)
+    assert layers == ([pytest.approx(6.5), *around(6.5, 6.5, 1)], True)
+    assert more == ([pytest.approx(6.5), *around(2.5, 6.5, 4)], False)
+    assert batch[0][1:] == around(1.0, 2.5, 3) and batch[1]
+
+
+def test_of_an_interrupted_job_the_rest_counts(lab):
+    stopped = "--epochs 4 --layers 2 --note '{\"seconds\": 600}'"
+    lab.write_grid(stopped)
+    sweep = lab.start()
+    wait_until(lambda: any(lab.project.root.glob("runs/*/*/ran")))
+    os.killpg(sweep.pid, signal.SIGINT)
+    assert ended(sweep).returncode == 130
+    ((hours, alike),) = forecast(lab, stopped)
+    assert hours[0] == pytest.approx(3 * 2 + 0.5) and alike
+
+
+def started(done):
+    """The words of the jobs that were started, in order."""
+    lines = [line for line in done.stdout.splitlines() if " started on " in line]
+    return [line.partition("run.py ")[2] for line in lines]
+
+
+def test_a_budget_starts_only_what_it_lasts_for(lab):
+    ran(lab, "--seed 9")
+    jobs = ["--epochs 7", "--epochs 2", "--epochs 3 --seed 1"]
+    lab.write_grid(*jobs)
+    done = lab.sweep("--budget", "4")
+    assert done.returncode == 1
+    assert {*started(done)} == {*jobs[1:]}
+    used, left = done.stderr.splitlines()
+    assert used.startswith("run.sh: --budget 4: 0.0") and used.endswith(" hours used")
+    assert left.startswith("run.sh: --budget 4: 1 job to run: 7.5 GPU hours (")
+
+
+def test_without_a_forecast_jobs_stop_before_a_budget_is_exceeded(lab):
+    lab.write_grid("--epochs 4 --note '{\"seconds\": 600}'", "--seed 1", "--seed 2")
+    done = lab.sweep("--budget", "0.002", "--gpus", "0")
+    assert done.returncode == 1
+    assert "stopping the jobs because of --budget" in done.stderr
+    assert done.stdout.splitlines()[-1].endswith(" 1 interrupted, 2 not started")
+    assert "run.sh: --budget 0.002: 3 jobs to run: " in done.stderr
+
+
+def test_with_a_budget_the_longest_jobs_come_first_if_that_ends_sooner(lab):
+    ran(lab, "--seed 9")
+    jobs = [f"--epochs {epochs}" for epochs in (2, 3, 4, 9)]
+    lab.write_grid(*jobs)
+    assert started(silent(lab.sweep("--budget", "90")))[0] == jobs[-1]

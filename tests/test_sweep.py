@@ -202,6 +202,11 @@ UNKNOWN = "no such flag; see --help"
         ("-- --partition gpu", "--: only with --on or --slurm"),
         ("--slurm --retries 2", "--retries: not with --on or --slurm"),
         ("--json", "--json: only with --list"),
+        ("--cost", "--cost: only with --list"),
+        ("--budget 0", "--budget 0: must be above 0"),
+        ("--budget two", "--budget two: must be none or a number"),
+        ("--budget 2 --list", "--budget: not with --list or --watch"),
+        ("--budget 2 --slurm", "--budget: not with --on or --slurm"),
         pytest.param(
             *("--slurm", "--slurm: there is no sbatch on this machine"),
             marks=pytest.mark.skipif(bool(shutil.which("sbatch")), reason="Slurm is installed"),

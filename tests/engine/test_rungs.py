@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 
 import pytest
 from labjobs.job.folder import JobFolder
@@ -61,6 +62,22 @@ def test_it_is_decided_as_soon_as_nothing_that_is_missing_can_change_it():
     assert (now.passed["b"], now.leading) == (0, [])
     now = decide(3, [rung | {"e": 5.0, "f": 1.5}, beyond])
     assert now.passed == {"a": 1, "b": 0, "c": 0, "d": 0, "e": 0, "f": 1}
+
+
+def test_as_many_are_expected_to_train_on_as_pass_each_rung(monkeypatch):
+    """Those that have come furthest, and no unit that is stopped."""
+    rates = [10**-power for power in range(1, 10)]
+    jobs = [JobFolder(Settings(lr=rate), Runtime(), METRICS) for rate in rates]
+    scores = {job.id: [None, None] for job in jobs}
+    monkeypatch.setattr(search, "_scores", lambda job, rungs: scores[job.id])
+    monkeypatch.setattr(search, "_stamp", lambda job, name: (0, 0))
+    halving = search.read_halving(1, ["3", "1e", "2e"])  # 3 of 9 pass the first, 1 the second
+    ends = Bracket(halving, jobs).expected.values()
+    assert Counter(ends) == {"1e": 6, "2e": 2, None: 1}
+    scores |= {job.id: [float(number), None] for number, job in enumerate(jobs)}
+    scores[jobs[1].id] = [1.0, 0.5]
+    expected = Bracket(halving, jobs).expected
+    assert [expected[job.id] for job in jobs] == ["2e", None, "2e", *["1e"] * 6]
 
 
 def test_while_it_is_not_certain_no_job_trains_beyond_the_next_rung(monkeypatch):

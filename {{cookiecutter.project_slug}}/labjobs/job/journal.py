@@ -38,6 +38,8 @@ from labjobs.machine import Reading
 SEAL = b', "crc": "%08x"}\n'  # the end of a line
 CRC = slice(-len(b'%08x"}\n' % 0), -len(b'"}\n'))  # where a line has its checksum
 
+TAIL = 65_536  # bytes at the end of a journal, or an output, that surely hold its last line
+
 WAY_OUT = "--force starts the job over"
 LOST_END = f"the end of {layout.JOURNAL} is lost; {WAY_OUT}"
 
@@ -79,6 +81,22 @@ def record_of(folder: Path, name: str) -> dict[str, Any]:
     """Return a record of an attempt; empty if it is missing, damaged or of another job."""
     found = read_record(folder / name)
     return found if found.get("id") == folder.parent.name else {}
+
+
+def id_of(attempt: Path) -> str:
+    """Return the id of an attempt's journal, as its settings have it; empty if they do not."""
+    start = record_of(attempt, layout.SETTINGS).get("journal", {})
+    return str(start.get("journal", ""))
+
+
+def last_of(attempt: Path, metric: str) -> dict[str, Any]:
+    """Return the last line with a metric, if it is near the end of an attempt's journal; empty if
+    it is not, or if the line is damaged or of another journal."""
+    lines: list[bytes] = []
+    with suppress(OSError), (attempt / layout.JOURNAL).open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+        lines = [line for line in file if b'"%s": ' % metric.encode() in line]
+    return decoded(lines[-1], seed_of(id_of(attempt))) if lines else {}
 
 
 def lines_of(attempt: Path) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ form through the pipe `asked`; their ids are returned through the pipe `answered
 which is empty if the words are wrong.
 """
 
-import json
 import os
 import shlex
 import sys
@@ -24,7 +23,7 @@ from labjobs.cli import parser
 from labjobs.cli.flags import as_text, option
 from labjobs.errors import SettingsError, cause
 from labjobs.files import shown
-from labjobs.job import identity
+from labjobs.job import identity, journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import counted, leave
@@ -41,7 +40,7 @@ LEFT = {"failed", "stale", "interrupted", "queued", "not started"}  # something 
 ENDED = {"finished": 0, "paused": 0, "failed": 1, "diverged": 1}
 """Exit statuses of jobs, by how they have ended."""
 
-TAIL = 65_536  # bytes at the end of an output or a journal that surely hold its last line
+BEST = "best_step"  # a metric that is logged at the end, with the results of the best weights
 
 
 @dataclass(eq=False)
@@ -296,7 +295,7 @@ def _ending(entry: Entry, state: str) -> str:
 def last_line(output: Path) -> str:
     """Return the last line of a job's output; empty if somebody has removed that."""
     with suppress(OSError), output.open("rb") as file:
-        file.seek(max(0, output.stat().st_size - TAIL))
+        file.seek(max(0, output.stat().st_size - journal.TAIL))
         return file.read().decode(errors="replace").rstrip("\n").rpartition("\n")[2]
     return ""
 
@@ -305,9 +304,9 @@ def same_results(entries: Iterable[Entry]) -> Iterator[str]:
     """Yield a line for each setting of which two values gave the same results, bit for bit."""
     found, named = dict[tuple[str, ...], list[JobFolder[Any]]](), {"note"}
     for entry in entries:
-        if entry.state_after == "finished" and (results := _results(entry.job.path)):
+        if entry.state_after == "finished" and (last := journal.last_of(entry.job.path, BEST)):
             # A job that continues another one is meant to have the results of one that did it all.
-            alike = found.setdefault((entry.script, results, *entry.inputs), [])
+            alike = found.setdefault((entry.script, str(last["metrics"]), *entry.inputs), [])
             for other in alike:
                 mine, theirs = vars(entry.job.settings), vars(other.settings)
                 differ = [name for name in mine if mine[name] != theirs[name]]
@@ -317,13 +316,3 @@ def same_results(entries: Iterable[Entry]) -> Iterator[str]:
                     values = f"{option(name)} {as_text(theirs[name])} and {as_text(mine[name])}"
                     yield f"{values} gave the same results, bit for bit {jobs}"
             alike.append(entry.job)
-
-
-def _results(attempt: Path) -> str:
-    """What the journal says at its end of a trained job's best weights; empty without them."""
-    with suppress(OSError), (attempt / layout.JOURNAL).open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-        for line in reversed(file.read().splitlines()):
-            if b'"best_step": ' in line:
-                return str(json.loads(line)["metrics"])
-    return ""

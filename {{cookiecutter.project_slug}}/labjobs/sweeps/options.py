@@ -31,6 +31,9 @@ class Flags:
     json: bool = False
     """With --list: print the jobs as JSON."""
 
+    cost: bool = False
+    """With --list: forecast the hours and the energy that the jobs still take, and their end."""
+
     watch: bool = False
     """Keep printing the progress of the jobs."""
 
@@ -46,6 +49,10 @@ class Flags:
 
     fail_fast: bool = False
     """Stop all jobs when one fails."""
+
+    budget: float | None = setting(None, above=0)
+    """Hours that the jobs may take, on all GPUs together, or on the CPU. Jobs that would take more
+    are not started, and those that do stop at a checkpoint."""
 
     # Where
     gpus: str | None = None
@@ -75,7 +82,7 @@ class Nothing:
     """No other flags."""
 
 
-ONLY_HERE = ("gpus", "per_gpu", "retries", "fail_fast")
+ONLY_HERE = ("gpus", "per_gpu", "retries", "fail_fast", "budget")
 """Flags of a sweep on this machine."""
 
 
@@ -193,6 +200,8 @@ def read(words: list[str]) -> tuple[Flags, Cluster | None]:
     here = [option(name) for name in ONLY_HERE if away and getattr(flags, name)]
     wrong = {
         "--json: only with --list": flags.json and not flags.list,
+        "--cost: only with --list": flags.cost and not flags.list,
+        "--budget: not with --list or --watch": flags.budget and (flags.list or flags.watch),
         "--at-most: only with --on or --slurm": flags.at_most and not away,
         "--: only with --on or --slurm": more and not away,
         "--slurm: not with --on": flags.slurm and flags.on != HERE,

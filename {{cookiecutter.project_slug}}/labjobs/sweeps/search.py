@@ -409,6 +409,25 @@ class Bracket:
         return "interrupted" if state in ("paused", "stopped") else state
 
     @property
+    def expected(self) -> dict[str, Span | None]:
+        """Where each job is expected to end, None: at its end. As many units train on as pass each
+        rung: first those that have come furthest."""
+        passed, stopped, _ = self._decision
+
+        def place(unit: str) -> tuple[bool, int, int]:
+            known = [score for job in self._units[unit] for score in self._scores[job]]
+            return unit in stopped, -passed[unit], known.count(None)
+
+        ends, places = [*self.halving.rungs, None], [len(self._units)]
+        while len(places) < len(ends):
+            places.append(max(1, len(self._units) // self.halving.factor ** len(places)))
+        return {
+            job: ends[sum(number < count for count in places) - 1]
+            for number, unit in enumerate(sorted(self._units, key=place))
+            for job in self._units[unit]
+        }
+
+    @property
     def missing(self) -> list[str]:
         """The jobs for which others wait: those that are due to a rung and have not come there."""
         return [j.id for j in self._jobs.values() if self.is_due(j) and self.pause_after(j)]

@@ -33,8 +33,9 @@ from labjobs.job.folder import JobFolder, owner_of
 from labjobs.job.identity import identity
 from labjobs.job.terminal import counted, duration, leave
 from labjobs.sweeps import arrays
+from labjobs.sweeps.forecast import Forecast
 from labjobs.sweeps.gpus import LOOK
-from labjobs.sweeps.grid import TAIL, Entry
+from labjobs.sweeps.grid import Entry
 from labjobs.tracking import courier, stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name
 
@@ -112,15 +113,7 @@ class View:
 
 def progress(folder: Path) -> str:
     """Return how far a job has come at its last evaluation, such as `step 120/300, 40 s left`."""
-    start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
-    seed = journal.seed_of(start.get("journal", ""))
-    try:
-        with (folder / layout.JOURNAL).open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            lines = [line for line in file if b'"elapsed_seconds"' in line]
-    except OSError:
-        lines = []
-    match journal.decoded(lines[-1], seed) if lines else {}:
+    match journal.last_of(folder, "elapsed_seconds"):
         case {"step": int(step), "of": int(total), "metrics": {"elapsed_seconds": float(seconds)}}:
             return f"step {step}/{total}, {duration(seconds / max(step, 1) * (total - step))} left"
         case {"step": int(step)}:
@@ -128,28 +121,39 @@ def progress(folder: Path) -> str:
     return ""
 
 
-def show(entries: Sequence[Entry], brief: bool = False, as_json: bool = False) -> Set[str]:
+def show(
+    entries: Sequence[Entry],
+    as_json: bool = False,
+    forecast: Forecast | None = None,
+    brief: bool = False,
+) -> Set[str]:
     """Print a line for each job (brief: only for jobs that run, failed or diverged), and the
-    totals; or all that is known of each job, as JSON. Return the words for their states."""
+    totals, with what they will take if there is a forecast; or all that is known of each job, as
+    JSON. Return the words for their states."""
     view = View()
     for bracket in {entry.bracket for entry in entries if entry.bracket}:
         bracket.look()
     of_jobs = {entry.job.id: entry for entry in entries}.values()
-    states = {entry.job: view.of(entry) for entry in of_jobs}
+    states = {entry: view.of(entry) for entry in of_jobs}
     count = Counter(state.word for state in states.values())
+    left = forecast.left({entry: s.word for entry, s in states.items()}) if forecast else {}
     if as_json:
         rows = [
             {"id": job.id, "state": word, "about": about, "folder": str(job.path)}
             | {"code": job.code.digest, "script": job.script, "settings": identity(job.settings)}
-            for job, (word, about) in states.items()
+            | ({"cost": cost and cost._asdict()} if forecast else {})
+            for job, (word, about), cost in ((e.job, s, left.get(e)) for e, s in states.items())
         ]
         print(json_of(rows))
     else:
-        for job, (word, about) in states.items():
+        for entry, (word, about) in states.items():
+            job, cost = entry.job, f"{left.get(entry) or ''!s:7}  " if forecast else ""
             if not brief or word in {"running", "failed", "diverged"}:
-                print(f"{job.id}  {word:11}  {job.name}" + (about and f"  [{about}]"))
+                print(f"{job.id}  {word:11}  {cost}{job.name}" + (about and f"  [{about}]"))
         said = ", ".join(f"{n} {word}" for word, n in sorted(count.items()))
         print(f"{counted(len(states), 'job')}: {said}")
+        for line in forecast.lines(left) if forecast else ():
+            print(line)
     sys.stdout.flush()
     view.warn()
     return count.keys()

@@ -7,6 +7,7 @@ process imports only settings.py, and it does not import torch.
 """
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -29,6 +30,7 @@ from labjobs.files import PROJECT
 from labjobs.job import attempts, identity, provenance, terminal
 from labjobs.job.terminal import leave
 from labjobs.sweeps import arrays, gpus, grid, messages, proposals, search, states
+from labjobs.sweeps.forecast import Budget, Forecast
 from labjobs.sweeps.gpus import LOOK, Gpu
 from labjobs.sweeps.grid import STARTED, Entry
 from labjobs.sweeps.options import Cluster, Flags, from_environment, read
@@ -46,8 +48,9 @@ def run(folder: Path, words: list[str]) -> int:
     only_shown = flags.list or flags.watch
     confirmed = set[int]()
     _grow(folder, confirmed, only_shown)
+    budget = Budget(3600 * (flags.budget or math.inf) / flags.gpus_per_job)
     while True:
-        status = _run(folder, flags, cluster, lock)
+        status = _run(folder, flags, cluster, lock, budget)
         if status or only_shown or cluster:
             return status
         _leave_when_asked()
@@ -117,22 +120,24 @@ def _asked(module: str, **about: Any) -> Any:
     return json.loads(done.stdout)
 
 
-def _run(folder: Path, flags: Flags, cluster: Cluster | None, lock: int) -> int:
+def _run(folder: Path, flags: Flags, cluster: Cluster | None, lock: int, budget: Budget) -> int:
     """Run the jobs of the grid, or do what the flags say instead; return the exit status."""
     first = cluster.flags if cluster else None
     entries = grid.entries(folder / "grid", first or ())
     if not entries:
         raise SettingsError("the grid has no jobs")
     _read_jobs(entries)
+    per_job = flags.gpus_per_job
     if flags.list or flags.watch:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--list | head` prints no trace
-        states.watch(entries) if flags.watch else states.show(entries, as_json=flags.json)
+        of = _forecast(entries, flags, cluster) if flags.cost else None
+        states.watch(entries) if flags.watch else states.show(entries, flags.json, of)
         return exit_status.DONE
     if cluster and any(entry.halving for entry in entries):
         raise SettingsError(f"{cluster.flag}: not with halving, whose jobs wait for each other")
     states.clear_snapshots(folder)
-    per_job = flags.gpus_per_job
-    places = [] if cluster else gpus.on_gpus(flags.gpus, flags.per_gpu or 1, per_job)
+    places = [] if cluster else _places(entries, flags)
+    on_gpus = any(place.env for place in places)
     view = states.View()
     view.warn()
     left = _left(entries, view, flags, cluster)
@@ -146,13 +151,9 @@ def _run(folder: Path, flags: Flags, cluster: Cluster | None, lock: int) -> int:
     _check_left(left, entries, per_job)
     if not (folder / "code").exists():
         states.take_snapshot(folder / "code")
-    on_gpus = bool(places)
-    if not places:
-        most = min(gpus.at_once(entry.job.runtime.threads) for entry in left)
-        places = [gpus.Gpu({}) for _ in range(flags.per_gpu or max(1, most // per_job))]
     numbers = [entry.number for entry in left]
     files.write_json(folder / layout.LEFT, {"numbers": numbers, "flags": first})
-    starter = Starter(folder / "code", min(len(left), len(places)), [lock], per_job)
+    starter = Starter(folder / "code", max(1, min(len(left), len(places))), [lock], per_job)
     if starter.check(folder):
         return exit_status.WRONG
     since = (folder / layout.CHECKED).stat().st_mtime_ns
@@ -169,13 +170,34 @@ def _run(folder: Path, flags: Flags, cluster: Cluster | None, lock: int) -> int:
         # The jobs take a GPU that nvidia-smi does not know, and all cores.
         places = places[:1]
         starter = Starter(folder / "code", 1, [lock], per_job)
-    queue = Queue(left, len(entries), places, starter, flags, since)
+    if flags.budget:
+        left = budget.ordered(left, Forecast(entries, len(places), on_gpus, per_job))
+    queue = Queue(left, len(entries), places, starter, flags, since, budget)
     try:
         queue.run()
     except OSError as error:
         messages.send(f"the sweep has ended: {cause(error)}", wait=True)
         raise
-    return _end(entries, queue.status)
+    status = _end(entries, queue.status)
+    for line in budget.lines(entries):
+        leave(status, f"run.sh: --budget {flags.budget:g}: {line}")
+    return status
+
+
+def _places(entries: list[Entry], flags: Flags) -> list[Gpu]:
+    """The places on this machine where jobs run: its GPUs, or else parts of its CPU."""
+    count = flags.gpus_per_job
+    most = min(gpus.at_once(entry.job.runtime.threads) for entry in entries)
+    on_cpu = [Gpu({}) for _ in range(flags.per_gpu or max(1, most // count))]
+    return gpus.on_gpus(flags.gpus, flags.per_gpu or 1, count) or on_cpu
+
+
+def _forecast(entries: list[Entry], flags: Flags, cluster: Cluster | None) -> Forecast:
+    """What the jobs take, on this machine or on a cluster."""
+    if cluster:
+        return Forecast(entries, cluster.at_most or 0, cluster.gpus > 0, max(1, cluster.gpus))
+    places = _places(entries, flags)
+    return Forecast(entries, len(places), any(each.env for each in places), flags.gpus_per_job)
 
 
 def _end(entries: list[Entry], status: int = 0) -> int:
@@ -346,6 +368,7 @@ class Queue:
         starter: Starter,
         flags: Flags,
         since: int,
+        budget: Budget,
     ) -> None:
         self._quiet = from_environment("NOTIFY_SECONDS", QUIET)
         self.status = 0
@@ -354,7 +377,7 @@ class Queue:
         signal.signal(signal.SIGUSR1, lambda *_: self._ask(130, "Ctrl-C"))
         signal.signal(signal.SIGTERM, lambda *_: self._ask(143, "a signal"))
         self._left, self._count, self._starter = [*left], count, starter
-        self._flags, self._since = flags, since
+        self._flags, self._since, self._budget = flags, since, budget
         self._workers = [Worker(place) for place in places]
         own = {entry.job.id: entry for entry in left}
         self._brackets = {entry.bracket for entry in left if entry.bracket}
@@ -369,6 +392,8 @@ class Queue:
     def run(self) -> None:
         """Run all jobs. When asked to stop, start no more, and ask the running ones to stop."""
         while self._goes_on() or any(worker.running for worker in self._workers):
+            if self._budget.is_spent:
+                self._ask(1, "--budget")
             self._stop_jobs()
             for worker in self._workers:
                 if worker.running:
@@ -395,9 +420,10 @@ class Queue:
 
     def _next(self) -> Entry | None:
         """The first job whose inputs have ended, whether or not they failed: the job itself reports
-        a failed input. If there is none, the best that may pass its rung of a halving."""
+        a failed input. If there is none, the best that may pass its rung of a halving. The budget
+        has to last for it."""
         leading: list[tuple[int, Entry]] = []
-        for entry in self._left:
+        for entry in filter(self._budget.lasts, self._left):
             if entry.bracket and not entry.bracket.is_due(entry.job):
                 rank = entry.bracket.lead(entry.job)
                 leading += [] if rank is None else [(rank, entry)]
@@ -427,6 +453,7 @@ class Queue:
             attempt, starter = entry.job.path, self._starter
             job = Running(attempt, entry.words, gpu.device, starter, gpu.env, gpu.files)
             worker.running, worker.size, worker.longest = (entry, job), 0, 0.0
+            self._budget.begin(entry)
         except OSError as error:
             self._say(entry, f"job {entry.job.id} cannot be started: {cause(error)}")
             self._leave(worker, entry, exit_status.FAILED)
@@ -464,6 +491,7 @@ class Queue:
     def _leave(self, worker: Worker, entry: Entry, status: int | None) -> None:
         worker.running = None
         worker.gpu.release()
+        self._budget.end(entry)
         if status is None:
             self._left.insert(0, entry)
         elif status == exit_status.ELSEWHERE:

@@ -33,8 +33,7 @@ INTERVAL = 10.0  # seconds between two writes of cost.json
 
 def totals(attempt: Path) -> dict[str, float]:
     """Return the cost of an attempt so far, by metric. What is unknown is left out."""
-    start = journal.record_of(attempt, layout.SETTINGS).get("journal", {})
-    readings = [*_seen(attempt, start.get("journal", "")).values()]
+    readings = [*seen(attempt).values()]
     readings += [line["cost"] for line in _lines(attempt) if "cost" in line]
     cost = {}
     for name, (what, unit, combined) in COSTS.items():
@@ -53,10 +52,10 @@ def as_lines(attempt: Path) -> list[dict[str, Any]]:
     return [{"time": logged[-1]["time"], "step": step, "metrics": cost}]
 
 
-def _seen(attempt: Path, journal_id: str) -> dict[str, Reading]:
-    """What couriers have seen, by process; empty if it belongs to another journal."""
-    found = journal.record_of(attempt, layout.COST)
-    return dict(found["processes"]) if found and found["journal"] == journal_id else {}
+def seen(attempt: Path) -> dict[str, Reading]:
+    """Return what couriers have seen, by process; empty if it belongs to another journal."""
+    found, own = journal.record_of(attempt, layout.COST), journal.id_of(attempt)
+    return dict(found["processes"]) if found and found["journal"] == own else {}
 
 
 def _lines(attempt: Path) -> list[dict[str, Any]]:
@@ -70,9 +69,7 @@ class Meter:
 
     def __init__(self, attempt: Path, trainer: int) -> None:
         self._attempt, self._trainer = attempt, trainer
-        about = journal.record_of(attempt, layout.SETTINGS)
-        self._journal = str(about.get("journal", {}).get("journal", ""))
-        self._processes = _seen(attempt, self._journal)
+        self._journal, self._processes = journal.id_of(attempt), seen(attempt)
         self._process = ""
         self._energy: Energy | None = None
         self._next_write = 0.0
