@@ -27,6 +27,7 @@ PAGES = {
     "checkpoints": ("checkpoints.py",),
     "overlap": ("overlap.py",),
     "sweeps": ("sweeps.py",),
+    "costs": ("costs.py",),
     "techniques": ("techniques.py",),
     "start": ("start.py",),
     "courier": ("courier.py",),

@@ -1,7 +1,7 @@
 """What the jobs of a grid will take: time and energy, forecast from the journals of similar jobs.
 
 A job is expected to be as fast as those with the same settings, apart from repeats, the length, and
-settings that do not matter to time. Which these are is learnt from the jobs themselves: settings in
+settings that do not matter to time. Which these are is learned from the jobs themselves: settings in
 which jobs differ that are equally fast. If no job is alike, the most similar ones stand in, and the
 range is that of all jobs. A job that has begun is expected to go on as before.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from heapq import heappop, heappush, nlargest
-from itertools import combinations, pairwise, starmap
+from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -48,8 +48,10 @@ class Pace(NamedTuple):
     power: float  # kW, 0 if it is not known
 
     def seconds(self, end: Span | None, minutes: float, done: int, batch: float) -> list[float]:
-        """Return the least and the most seconds up to the end of a job, or for its minutes. With a
-        larger batch a step takes as long, or longer in proportion."""
+        """Return the least and the most seconds up to the end of a job, or for its minutes, nothing
+        if that is not known. With a larger batch a step takes as long, or longer in proportion."""
+        if end and end.endswith("e") and not self.per_epoch:
+            return []
         if end is None:
             return 2 * [self.start + max(0.0, 60 * minutes - done * self.step)]
         ratio = batch / self.batch
@@ -148,8 +150,8 @@ class Forecast:
         self._paces: dict[str, list[Pace]] = {}
         for each in filter(None, (pace(path.parent) for path in latest)):
             self._paces.setdefault(each.script, []).append(each)
-        self._immaterial = {script: immaterial(own) for script, own in self._paces.items()}
-        self.of = cache(self._of)
+        self._idle = {script: immaterial(own) for script, own in self._paces.items()}
+        self.of, self._near = cache(self._of), cache(self._nearest)
 
     def left(self, states: Mapping[Entry, str]) -> dict[Entry, Cost | None]:
         """Return what the jobs take that are to be run, from the states of all; None if no job is
@@ -166,30 +168,37 @@ class Forecast:
 
     def _of(self, job: JobFolder[Any], until: Span | None = None) -> Cost | None:
         """What a job takes until then, None: to its end; None if no job is similar."""
+        settings, batch, idle = job.settings, _batch(job.settings), self._idle.get(job.script, ())
         own = pace(job.path) if attempts.status_of(job.path) not in ENDED else None
-        settings, idle = job.settings, self._immaterial.get(job.script, set())
-        on_gpu = self.on_gpus and job.runtime.device != "cpu"
-        mine = own.settings if own else _alike(settings, on_gpu)
+        mine = _alike(settings, self.on_gpus and job.runtime.device != "cpu").items()
+        those = frozenset((name, value) for name, value in mine if name not in idle)
+        alike, near = (True, [own]) if own else self._near(job.script, those, batch)
         end, minutes = until or job.runtime.pause_after, getattr(settings, "minutes", 0.0)
-        end, done, batch = end or _end(settings), own.steps if own else 0, _batch(settings)
-        found: dict[tuple[int, float], list[tuple[float, float, float]]] = {}
-        for each in [own] if own else self._paces.get(job.script, []):
-            if each.per_epoch or not (end and end.endswith("e")):
-                names = {name for name, _ in mine.items() ^ each.settings.items()} - idle
-                differ = [(mine.get(name, ""), each.settings.get(name, "")) for name in names]
-                apart = sum(starmap(_apart, differ))
-                distance = len(differ), apart + abs(math.log(batch / each.batch))
-                low, high = each.seconds(end, minutes, done, batch)
-                found.setdefault(distance, []).append((low, high, each.power))
-        if not found:
+        work = end or _end(settings), minutes, own.steps if own else 0, batch
+        nearest = [found for each in near if (found := each.seconds(*work))]
+        if not nearest:
             return None
-        nearest, known = found[min(found)], not min(found)[0]
-        within = nearest if known else [each for near in found.values() for each in near]
-        wider = EQUAL ** (1 / len(within))  # few have not shown all that can be
-        seconds = median(math.sqrt(low * high) for low, high, _ in nearest)
-        low, high = min(low for low, *_ in within), max(high for _, high, _ in within)
-        kwh = self.processes * seconds / 3600 * median(power for *_, power in nearest)
-        return Cost((seconds, low / wider, high * wider), kwh, known)
+        others = [] if alike else self._paces[job.script]
+        within = [*nearest, *(found for each in others if (found := each.seconds(*work)))]
+        wider = EQUAL ** (1 / len(nearest))  # few have not shown all that can be
+        middle = median(math.sqrt(low * high) for low, high in nearest)
+        low, high = min(low for low, _ in within), max(high for _, high in within)
+        kwh = self.processes * middle / 3600 * median(each.power for each in near)
+        return Cost((middle, low / wider, high * wider), kwh, alike)
+
+    def _nearest(
+        self, script: str, those: frozenset[tuple[str, str]], batch: float
+    ) -> tuple[bool, list[Pace]]:
+        """Whether jobs with those settings have run, and their paces, or the most similar ones."""
+        found: dict[tuple[int, float], list[Pace]] = {}
+        mine, idle = dict(those), self._idle.get(script, set())
+        for each in self._paces.get(script, []):
+            names = {name for name, _ in those ^ each.settings.items()} - idle
+            apart = (_apart(mine.get(name, ""), each.settings.get(name, "")) for name in names)
+            distance = len(names), sum(apart) + abs(math.log(batch / each.batch))
+            found.setdefault(distance, []).append(each)
+        best = min(found, default=(1, 0.0))
+        return not best[0], found.get(best, [])
 
     def lines(self, left: Mapping[Entry, Cost | None]) -> Iterator[str]:
         """Yield what the jobs that are to be run take together, and how little of it is known."""
