@@ -1,9 +1,9 @@
 """What the jobs of a grid will take: time and energy, forecast from the journals of similar jobs.
 
 A job is expected to be as fast as those with the same settings, apart from repeats, the length, and
-settings that do not matter to time. Which these are is learned from the jobs themselves: settings in
-which jobs differ that are equally fast. If no job is alike, the most similar ones stand in, and the
-range is that of all jobs. A job that has begun is expected to go on as before.
+settings that do not matter to time. The jobs themselves show which these are: settings in which
+jobs differ that are equally fast. If no job is alike, the most similar ones stand in, and the range
+is that of all jobs. A job that has begun is expected to go on as before.
 """
 
 import math
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from labjobs import layout
 from labjobs.errors import SettingsError
-from labjobs.job import attempts, identity, journal
+from labjobs.job import attempts, identity, journal, runtime
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import LENGTHS
 from labjobs.job.terminal import counted, duration
@@ -61,10 +61,12 @@ class Pace(NamedTuple):
 
 
 def pace(attempt: Path) -> Pace | None:
-    """Return how fast an attempt is; None if that is not known, or if it ran on another machine."""
+    """Return how fast an attempt is; None if that is not known, if it ran on another machine, or
+    was run by `find` to measure something."""
     about, used = journal.record_of(attempt, layout.SETTINGS), costs.seen(attempt).values()
     last, finished = journal.last_of(attempt, ELAPSED), attempts.status_of(attempt) == "finished"
-    if not (last or (finished and used)) or (attempt / layout.ADOPTED).exists():
+    elsewhere = (attempt / layout.ADOPTED).exists() or journal.tag_of(attempt, runtime.TAG)
+    if elsewhere or not (last or (finished and used)):
         return None
     try:
         settings = identity.restore(identity.read(about["script"]).settings, about["settings"])
@@ -75,6 +77,8 @@ def pace(attempt: Path) -> Pace | None:
     metrics, step = last.get("metrics", {}), last.get("step", 0)
     planned = last.get("of", step) if finished else step  # it may have stopped early
     trained, epoch = metrics.get(ELAPSED, 0.0), metrics.get("epoch", 0.0)
+    if not any(hasattr(settings, name) for name in LENGTHS):  # it always takes the same
+        trained = 0.0
     per_epoch, start = step / (epoch or math.inf), (wall - trained) / max(len(used), 1)
     times = trained / max(planned, 1), per_epoch, max(0.0, start), joules / (gpu or math.inf) / 1000
     return Pace(about["script"], _alike(settings, gpu > 0), _batch(settings), step, *times)
