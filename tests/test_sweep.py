@@ -21,7 +21,7 @@ from faults import ended, one_line, silent, succeeded, wait_until
 from labjobs.layout import JOURNAL
 from labjobs.sweeps.gpus import Gpu
 from labjobs.sweeps.sweep import Worker
-from sweeps import Lab, light, write_grid, write_lines
+from sweeps import SETTINGS, Lab, light, write_grid, write_lines
 
 QUICK = "--epochs 1 --batch-size 256 --device cpu"
 NOTE = "-- it's $(touch oops); `touch oops` \"* \\n\n${HOME} é"
@@ -273,6 +273,8 @@ def test_a_draw_is_recorded_with_its_job_and_stays(project):
         ("5 --lr 'normal 1 -2'", "search: --lr 'normal 1 -2': must look like 'normal 0 1': mean"),
         ("5 --lr 'uniform 0 1' -- --lr 1", "search: --lr: is drawn, and given after --"),
         ("5 --lr 'uniform 0 1 if --note=a'", "search: --lr: 'if --note=a' must name a flag that "),
+        ("until 0 without improvement --at-most 9", "search until 0 without improvement --at-most"),
+        ("until 5 --lr 'log 1 2'", "search until 5 --lr log 1 2: must look like search until 10 "),
         ("5 --note 'choice a b'", "search 5: its ranges have 2 different jobs; ask for as many"),
     ],
 )
@@ -281,6 +283,32 @@ def test_a_wrong_search_is_refused_before_anything_starts(lab, words, said):
     wrong = lab.sweep("--list")
     assert wrong.returncode == 2
     assert wrong.stderr.startswith(f"run.sh: {said}")
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_a_search_ends_after_draws_that_do_not_improve(lab, at_once):
+    """In the order of the draws, however many run at once and whichever ends first."""
+    words = "--lr 'uniform 0 1' -- --note '{\"seconds\": 0.1}'"
+    scored = 'job.journal.metrics(12, {"best_val_loss": abs(job.settings.lr - 0.4)})'
+    later = 'time.sleep(job.settings.lr + note.get("seconds", 0.3))'
+    lab.project.edit("run.py", "    job.journal.flush()", f"    {scored}\n    job.journal.flush()")
+    lab.project.edit("run.py", 'time.sleep(note.get("seconds", 0.3))', later)
+    metric = "from labjobs.settings import Metric\nMETRICS = {'loss': Metric('lower')}"
+    declared = SETTINGS.replace("METRICS = {}", metric)
+    (lab.project.root / "settings.py").write_text(f'{declared}    monitor: str = "val_loss"\n')
+    lab.write_lines(f"search 40 {words}")
+    draws = json.loads(silent(lab.sweep("--list", "--json")).stdout)
+    errors = [abs(draw["settings"]["lr"] - 0.4) for draw in draws]
+    bests = [number for number, error in enumerate(errors) if error == min(errors[: number + 1])]
+    steps = zip(bests, [*bests[1:], len(draws)], strict=True)
+    end = next(best for best, after in steps if after - best > 3) + 4
+    assert 4 < end < 40
+    lab.write_lines(f"search until 3 without improvement --at-most 40 {words}")
+    assert len(listed(lab)) == 3 + 1
+    done = silent(lab.sweep("--per-gpu", str(at_once)))
+    assert done.stdout.splitlines()[-1].startswith(f"{end} of {end} jobs finished")
+    ran = {path.parents[1].name for path in lab.project.root.glob("runs/*/*/outcome.json")}
+    assert ran == {draw["id"] for draw in draws[:end]}
 
 
 def listed(lab: Lab) -> list[str]:

@@ -8,6 +8,7 @@ form through the pipe `asked`; their ids are returned through the pipe `answered
 which is empty if the words are wrong.
 """
 
+import math
 import os
 import shlex
 import sys
@@ -128,6 +129,27 @@ def entries(grid: Path, flags: Sequence[str] = ()) -> list[Entry]:
     return found
 
 
+def needed(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the jobs without those that `search until` may not come to: as many draws after the
+    best one as may fail to improve on it. Jobs count in the order of their draws, up to the first
+    one that has not ended."""
+    found: list[Entry] = []
+    best, place, end, certain = math.inf, 0, 0, True
+    for entry in entries:
+        if patience := entry.drawn.get("until"):
+            if not entry.drawn["index"]:
+                best, place, end, certain = math.inf, 0, patience, True
+            place += 1
+            if place > end:
+                continue
+            score = search.final(entry.job) if certain else None
+            certain = score is not None
+            if score is not None and score < best:
+                best, end = score, place + patience
+        found.append(entry)
+    return found
+
+
 def following(grid: Path) -> list[tuple[list[str], int]]:
     """Return the words of each `confirm` and `propose` in a sweep's file, and how many jobs there
     are up to it; those that were proposed are before it."""
@@ -201,6 +223,8 @@ def _entries(words: Iterator[str]) -> Iterator[Entry]:
                 number += 1
                 is_named = bool(given) and given[0].endswith(".py") and not given[0].startswith("-")
                 script = given.pop(0).removesuffix(".py") if is_named else identity.DEFAULT
+                if halving and "until" in drawn:
+                    raise SettingsError("search until: not below halving, which stops jobs itself")
                 yield Entry(number, script, given, drawn, halving)
 
 

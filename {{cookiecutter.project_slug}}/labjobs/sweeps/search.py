@@ -36,6 +36,9 @@ MOST = 2**20  # the largest number of jobs of a search
 
 KINDS = ("log", "logint", "uniform", "int", "normal", "choice")
 
+# This draws as many jobs as grid.needed says:
+UNTIL = "search until 10 without improvement --at-most 100 --lr 'log 1e-4 1e-1'"
+
 FRUITLESS = 1000  # draws without a new job after which a range has no further ones
 
 
@@ -150,13 +153,19 @@ def _numbers(
 def jobs(words: list[str]) -> Iterator[tuple[list[str], dict[str, Any]]]:
     """Yield the jobs of a search, each once: its arguments, and how it was drawn, by the `seed`,
     the `ranges` of the flags and the `index` of the draw. Raises SettingsError."""
+    until: dict[str, int] = {}
+    if words[:1] == ["until"]:
+        _, patience, *said = [*words, "", ""][:5]
+        if said != ["without", "improvement", "--at-most"] or not patience.strip("0").isdecimal():
+            raise SettingsError(f"search {' '.join(words[:6])}: must look like {UNTIL}")
+        until, words = {"until": int(patience)}, words[5:]
     cut = words.index("--") if "--" in words else len(words)
     (count, *drawn), fixed = words[:cut] or [""], words[cut + 1 :]
     seed = drawn.pop(0).removeprefix("seed=") if drawn and drawn[0].startswith("seed=") else "0"
     if not (count.isdecimal() and seed.isdecimal() and int(count) < MOST):
         raise SettingsError("search: must begin with the number of jobs, such as search 20 seed=0")
     of = ranges(drawn, fixed)
-    declared = {"seed": int(seed), "ranges": texts(of)}
+    declared = {"seed": int(seed), "ranges": texts(of), **until}
     for job, index in draws(int(count), seed, of, fixed):
         yield job, {**declared, "index": index}
 
@@ -307,15 +316,31 @@ def read_halving(number: int, words: Sequence[str]) -> Halving:
     return Halving(number, int(factor), rungs)
 
 
+def check_monitor(line: str, job: JobFolder[Any]) -> None:
+    """Raise SettingsError for a job that a line of the grid cannot compare with others."""
+    monitor = getattr(job.settings, "monitor", "none")
+    if monitor.removeprefix("val_") not in job.metrics:
+        why = "must be a metric on validation data, by which jobs are compared"
+        raise SettingsError(f"{line}: --monitor {monitor}: {why}")
+
+
+def final(job: JobFolder[Any]) -> Score:
+    """Return the best that a job has monitored, once it has ended."""
+    monitor, status = job.settings.monitor, attempts.status_of(job.path)
+    if status != "finished":
+        return math.inf if status == "diverged" else None
+    best = journal.last_of(job.path, f"best_{monitor}").get("metrics", {})
+    sign = 1 if job.metrics[monitor.removeprefix("val_")].better == "lower" else -1
+    return sign * float(best.get(f"best_{monitor}", sign * math.inf))
+
+
 def check_halving(halving: Halving, job: JobFolder[Any]) -> None:
     """Raise SettingsError for a job that cannot be compared at the rungs."""
     settings, last = job.settings, halving.rungs[-1]
     given = {"--pause-after": job.runtime.pause_after, "--minutes": getattr(settings, "minutes", 0)}
     for flag in filter(given.get, given):
         raise SettingsError(f"halving: {flag}: not with halving, whose rungs are epochs or steps")
-    if (monitor := getattr(settings, "monitor", "none")).removeprefix("val_") not in job.metrics:
-        line = "must be a metric on validation data, by which jobs are compared"
-        raise SettingsError(f"halving: --monitor {monitor}: {line}")
+    check_monitor("halving", job)
     name = "steps" if getattr(settings, "steps", 0) else "epochs"
     length, in_epochs = int(getattr(settings, name, 0)), last.endswith("e")
     if in_epochs != (name == "epochs"):

@@ -50,7 +50,8 @@ def run(folder: Path, words: list[str]) -> int:
     _grow(folder, confirmed, only_shown)
     budget = Budget(3600 * (flags.budget or math.inf) / flags.gpus_per_job)
     while True:
-        status = _run(folder, flags, cluster, lock, budget)
+        while (status := _run(folder, flags, cluster, lock, budget)) is None:
+            _leave_when_asked()
         if status or only_shown or cluster:
             return status
         _leave_when_asked()
@@ -90,6 +91,7 @@ def _grow(folder: Path, confirmed: set[int], only_shown: bool = False) -> tuple[
 def _confirm(count: int, entries: list[Entry]) -> list[list[str]]:
     """The jobs that confirm what was chosen; none while results are missing."""
     _read_jobs(entries)
+    entries = grid.needed(entries)
     ended = {entry.job.id for entry, _ in grid.stopped(entries)}
     of_run = {entry.job.id for entry in entries if entry.script == identity.DEFAULT}
     jobs: list[list[str]] = _asked("confirm", count=count, ids=sorted(of_run - ended))
@@ -120,13 +122,17 @@ def _asked(module: str, **about: Any) -> Any:
     return json.loads(done.stdout)
 
 
-def _run(folder: Path, flags: Flags, cluster: Cluster | None, lock: int, budget: Budget) -> int:
-    """Run the jobs of the grid, or do what the flags say instead; return the exit status."""
+def _run(
+    folder: Path, flags: Flags, cluster: Cluster | None, lock: int, budget: Budget
+) -> int | None:
+    """Run the jobs of the grid, or do what the flags say instead; return the exit status, None if
+    a search goes on."""
     first = cluster.flags if cluster else None
-    entries = grid.entries(folder / "grid", first or ())
-    if not entries:
+    named = grid.entries(folder / "grid", first or ())
+    if not named:
         raise SettingsError("the grid has no jobs")
-    _read_jobs(entries)
+    _read_jobs(named)
+    entries = grid.needed(named)
     per_job = flags.gpus_per_job
     if flags.list or flags.watch:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--list | head` prints no trace
@@ -181,7 +187,7 @@ def _run(folder: Path, flags: Flags, cluster: Cluster | None, lock: int, budget:
     status = _end(entries, queue.status)
     for line in budget.lines(entries):
         leave(status, f"run.sh: --budget {flags.budget:g}: {line}")
-    return status
+    return None if not status and len(grid.needed(named)) > len(entries) else status
 
 
 def _places(entries: list[Entry], flags: Flags) -> list[Gpu]:
@@ -234,6 +240,8 @@ def _join(entries: list[Entry]) -> None:
     def check(entry: Entry) -> None:
         if entry.halving:
             search.check_halving(entry.halving, entry.job)
+        if "until" in entry.drawn:
+            search.check_monitor("search until", entry.job)
         for job in {*entry.inputs} & ({job.id for _, job in halved} - kept):
             raise SettingsError(f"its input {job} may be stopped by halving: name that elsewhere")
 

@@ -33,6 +33,7 @@ print_id() {
 
 # Adds jobs with randomly drawn settings, the same ones each time; search.py says how:
 #   search 20 --lr 'log 1e-4 1e-1' --batch-size 'choice 32 64' -- --model convnet
+#   search until 10 without improvement --at-most 100 --lr 'log 1e-4 1e-1' -- --model convnet
 search() { printf '%s\0' "$(($# + 1))" search "$@" >&4; }
 
 # Adds generations of jobs, each from the results of those before; proposals.py says how:
