@@ -16,8 +16,8 @@ counts=(
   --refactors 500 --store-changes 1000
 )
 case ${1-} in
-  --all) chosen=(-m "not gpu" "${counts[@]}") && shift ;;
-  --rest) chosen=(-m "(full or root) and not (gpu or alike)") && shift ;;
+  --all) chosen=(-m "not gpu" "${counts[@]}") trackers=yes && shift ;;
+  --rest) chosen=(-m "(full or root) and not (gpu or alike)") trackers=yes && shift ;;
   --gpu) chosen=(-m gpu) && shift ;;
   *) chosen=(-m "not (full or root or gpu)") ;;
 esac
@@ -39,6 +39,8 @@ cookiecutter . --no-input --default-config --output-dir "$generated" engine=sour
 uv pip install --quiet --compile-bytecode "${known[@]}" \
   --requirements "$generated/my_project/pyproject.toml" \
   --group "$generated/my_project/pyproject.toml:dev"
+# Without constraints, since Trackio needs an older pillow.
+[[ -z ${trackers-} ]] || uv pip install --quiet --group trackers
 
 # More than the two cores of the smallest machines: tests wait for processes, disks and servers.
 pytest -n 3 --dist loadfile --no-loadscope-reorder "${chosen[@]}" "$@"

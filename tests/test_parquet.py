@@ -84,7 +84,7 @@ def test_while_the_folder_is_away_a_job_trains_and_sync_writes_it_later(project)
     done = ended(process)
     said = one_line(done, 3)
     assert job_of(done) == job
-    assert f"not everything has been uploaded ({tables}" in said
+    assert f"not everything has been uploaded (parquet: {tables}" in said
     assert [each for _, each in project.runs(job)] == ["FINISHED"]
     assert project.stored(job) == project.journalled(job)  # MLflow did not wait for the other
     tables.unlink()
@@ -130,3 +130,19 @@ def test_a_folder_that_cannot_be_is_refused_in_one_line(project, tmp_path):
         for script, *words in commands:
             done = project.do("python", script, *words, PARQUET_FOLDER=value)
             assert one_line(done, 2) == f"{script}: PARQUET_FOLDER {value}: {said}"
+
+
+def test_trackers_that_cannot_be_are_refused_in_one_line(project, tmp_path):
+    """Before anything starts; here, no package is installed."""
+    nothing = "from importlib import metadata\nmetadata.distributions = lambda **_: iter(())\n"
+    (tmp_path / "sitecustomize.py").write_text(nothing)
+    wrong = {
+        "wandbb": "there is no such tracker; did you mean wandb?",
+        "parquet": "there is no such tracker; known: tensorboard, trackio, wandb",
+        "trackio": "its package is not installed; uv sync --group trackio",
+    }
+    for name, said in wrong.items():
+        env = {"TRACKERS": f" {name.title()},", "PYTHONPATH": str(tmp_path)}
+        for script, *words in (("run.py", *SHORT, "--note", "wrong"), ("jobs.py", "sync")):
+            done = project.do("python", script, *words, **env)
+            assert one_line(done, 2) == f"{script}: TRACKERS {name}: {said}"

@@ -25,6 +25,7 @@ OUTPUT = "output.txt"
 LOCK = "lock"
 COURIER_LOCK = "courier.lock"
 SENT = "sent.json"
+WANDB_SENT = "wandb.json"
 PROFILE = "profile.txt"
 PROFILE_JSON = "profile.json"
 BEFORE = "before"  # what there was until an attempt started over, until the new one has finished
@@ -44,6 +45,7 @@ SWEEPS = ".sweeps"
 SEARCHES = "searches"  # what `propose` of run.sh has proposed
 CACHE = ".cache"
 EXPORTED = "exported"
+COPIES = TENSORBOARD, WANDB = "tensorboard", "wandb"
 
 # In a sweep's folder, .sweeps/<name>/
 LEFT = "left.json"

@@ -32,7 +32,7 @@ KINDS = {
 
 OTHERS = "journals and records"
 
-BESIDE = (layout.CACHE, layout.SWEEPS, layout.EXPORTED, "mlflow.db", "mlruns")
+BESIDE = (layout.CACHE, layout.SWEEPS, layout.EXPORTED, *layout.COPIES, "mlflow.db", "mlruns")
 """What else jobs leave in the project's folder."""
 
 REMOVED, ADOPTED = ".removed-", ".adopted-"

@@ -27,7 +27,7 @@ from labjobs.job.folder import JobFolder
 from labjobs.job.identity import identity
 from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
 from labjobs.privacy import scrub
-from labjobs.tracking import costs, courier
+from labjobs.tracking import copies, costs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -234,7 +234,7 @@ def run_again(attempt: Recorded, code: Path, flags: Sequence[str], temporary: Pa
     runs = temporary / "runs"
     script = str(code / f"{attempt.about['script']}.py")
     # Without variables that would make it write elsewhere, or log something else.
-    elsewhere = (courier.TABLES, runtime.VARIABLE)
+    elsewhere = (copies.TABLES, copies.VARIABLE, runtime.VARIABLE)
     env = {name: value for name, value in os.environ.items() if name not in elsewhere}
     env |= {
         "MLFLOW_TRACKING_URI": f"sqlite:///{temporary}/mlflow.db",

@@ -1,5 +1,5 @@
-"""The courier: a separate process that copies a job's journal to the tracking store and, at the end
-of an attempt, to Parquet files if there is a folder for them. Only the courier imports MLflow. In
+"""The courier: a separate process that copies a job's journal to the tracking store and to whatever
+else the environment asks for (copies.py). Only the courier imports MLflow and other trackers. In
 the training process, MLflow's threads would compete with the loop for the interpreter's lock, and
 importing it would nearly double the time to start. So the job starts the courier before it imports
 torch, and passes it the job's folder through a pipe. While the store is unavailable, the courier
@@ -16,20 +16,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 
-from labjobs import exit_status, files, fork_server, layout, locks
-from labjobs.errors import JobError, SettingsError, cause
-from labjobs.files import CODE, PROJECT, read_record, write_record
+from labjobs import exit_status, fork_server, layout, locks
+from labjobs.errors import JobError, cause
+from labjobs.files import CODE, read_record, write_record
 from labjobs.job import attempts, code_evidence, journal
 from labjobs.job.journal import Damaged
 from labjobs.job.terminal import leave
-from labjobs.tracking import costs, mlflow_client
+from labjobs.tracking import copies, costs, mlflow_client
 from labjobs.tracking.costs import Meter
-from labjobs.tracking.mlflow_client import experiment_name, prepare, reason
+from labjobs.tracking.mlflow_client import prepare, reason
 from labjobs.tracking.mlflow_store import AT_THE_END, Elsewhere, Line, Run
 
 # The job's side: it starts the process, gives it its work and receives the outcome.
@@ -120,7 +119,7 @@ def main(trainer: int) -> None:
             os.kill(trainer, signal.SIGTERM)
         print(error, file=sys.stderr)
         sys.exit(exit_status.ELSEWHERE)
-    except (OSError, Damaged) as error:  # of the job's own files
+    except (OSError, JobError) as error:  # of the job's own files, or of copies
         sys.exit(cause(error))
 
 
@@ -136,6 +135,9 @@ def _has_ended(folder: Path, seconds: float) -> bool:
 INTERVAL = 1.0  # seconds between two checks of the journal
 LONGEST = 10.0  # largest number of seconds between two attempts to reach an unavailable store
 DELIVERY = 120.0  # seconds that a courier keeps trying after its job has ended
+
+LIVE = 30.0  # seconds, at least, between two copies of a running job in other trackers
+SELDOM = 50.0  # times as long as the last one took: they take 2 % of a core at most
 
 
 def carry(folder: Path, meter: Meter) -> None:
@@ -166,7 +168,8 @@ def carry(folder: Path, meter: Meter) -> None:
             if problem != said:
                 print(problem, file=sys.stderr, flush=True)
         said = problem
-    delivery.write_tables()
+        delivery.show()
+    delivery.copy()
 
 
 class Delivery:
@@ -179,11 +182,7 @@ class Delivery:
     """
 
     def __init__(self, folder: Path) -> None:
-        about = journal.record_of(folder, layout.SETTINGS)
-        if not about:
-            line = "settings.json is damaged or missing; the job's own command writes it again"
-            raise Damaged(line)
-        self._folder = folder
+        self._folder, about = folder, copies.settings_of(folder)
         self._file = (folder / layout.JOURNAL).open("rb")
         self._reader = journal.Reader(self._file)
         self._unsent: list[Line] = []
@@ -193,6 +192,7 @@ class Delivery:
         self._journal = str(self._reader.start["journal"])
         self._run = Run(folder, about, self._journal)
         self._is_open = False
+        self._next_copy = time.monotonic() + LIVE
 
     def read(self) -> None:
         """Read what the job has written since. Raises Damaged for damaged lines."""
@@ -248,17 +248,26 @@ class Delivery:
         self._run.add(definitions.parent, [definitions.name])
         self._note(status)
 
-    def write_tables(self) -> None:
-        """Write the Parquet files, if there is a folder for them. Raises OSError."""
-        if tables := tables_folder():
-            status = self.status or "KILLED"
-            write_tables(tables, self._folder, status)
-            self._note(status, str(tables))
+    def show(self) -> None:
+        """Copy the running job to other trackers, if it is time for it. What goes wrong is said at
+        its end."""
+        if copies.wanted() and (begun := time.monotonic()) >= self._next_copy:
+            with suppress(Exception):
+                copies.write(self._folder, copies.RUNNING)
+            took = time.monotonic() - begun
+            self._next_copy = begun + max(LIVE, SELDOM * took)
 
-    def _note(self, status: str, tables: str = "") -> None:
+    def copy(self) -> None:
+        """Copy the job, which has ended, to the others. Raises JobError, OSError."""
+        if wanted := copies.wanted():
+            status = self.status or "KILLED"
+            copies.write(self._folder, status)
+            self._note(status, wanted)
+
+    def _note(self, status: str, made: Mapping[str, str] = {}) -> None:
         noted = {
             "store": mlflow_client.fingerprint(),
-            "tables": tables,
+            "copies": made,
             "run": self._run.id,
             "journal": self._journal,
             "lines": self._reader.line,
@@ -269,99 +278,19 @@ class Delivery:
             write_record(self._folder / layout.SENT, noted)
 
 
-def check_places() -> None:
-    """Raise SettingsError if the store's address or the Parquet folder cannot be used; the folder
-    is made if it is not there."""
-    mlflow_client.check()
-    folder = tables_folder()
-    try:
-        if folder:
-            folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise SettingsError(f"{TABLES} {folder}: {error.strerror}") from None
-
-
 def delivered(folder: Path) -> bool:
-    """Whether the store and the Parquet folder are known to have all of an attempt's journal."""
+    """Whether the store and the copies are known to have all of an attempt's journal."""
     noted = read_record(folder / layout.SENT)
     start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
     all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))
     if all_of_it != (mlflow_client.fingerprint(), start.get("journal"), True):
         return False
-    if (tables := tables_folder()) and noted.get("tables") != str(tables):
+    if not copies.wanted().items() <= noted.get("copies", {}).items():
         return False
     with (folder / layout.JOURNAL).open("rb") as file:
         is_own = journal.start_in(file.readline()) == start
         # A journal can be shorter than it was: it was damaged since.
         return is_own and os.fstat(file.fileno()).st_size <= int(noted["bytes"])
-
-
-# Parquet files, as a second copy of what jobs measure: tables for pandas, DuckDB or polars.
-#
-# They are written if the environment variable PARQUET_FOLDER names a folder: a file for each
-# attempt in `metrics/` and one in `jobs/`, when the attempt ends. So many projects and machines can
-# write into one folder, and a reader never sees half a file.
-
-TABLES = "PARQUET_FOLDER"
-
-DIGITS = 12  # number of digits of the folder's id that identify an attempt
-
-
-def tables_folder() -> Path | None:
-    """Return the folder that the environment names; relative paths start at the project."""
-    given = os.environ.get(TABLES)
-    return PROJECT / Path(given).expanduser() if given else None
-
-
-def write_tables(folder: Path, attempt: Path, status: str) -> None:
-    """Write both files of an attempt that ended with a status (MLflow's word) into a folder.
-
-    Raises OSError, and Damaged if its journal is.
-    """
-    import pyarrow as pa
-    from pyarrow.parquet import write_table
-
-    text, when = pa.string(), pa.timestamp("ms", "UTC")
-    about = journal.record_of(attempt, layout.SETTINGS)
-    key = {"job_id": str(about["id"]), "attempt": str(about["owner"])[:DIGITS]}
-    lines = [*journal.lines_of(attempt), *costs.as_lines(attempt)]
-    points = [
-        {**key, "step": line["step"], "name": name, "value": value, "time": line["time"]}
-        for line in lines
-        for name, value in line.get("metrics", {}).items()
-    ]
-    of_points = dict.fromkeys(key, text) | {"step": pa.int64(), "name": text}
-    of_points |= {"value": pa.float64(), "time": when}
-    tags: dict[str, str] = {}
-    for line in lines:
-        tags |= line.get("tags", {})
-    # Settings differ from job to job, so they are JSON: all files have the same columns.
-    row = {
-        "project": experiment_name(),
-        **key,
-        "name": about["name"],
-        "script": about["script"],
-        "status": status,
-        "code": tags.get("code", about["code"]),
-        "data": tags.get("data", ""),
-        "host": os.uname().nodename,
-        "folder": str(attempt),
-        "settings": json.dumps(about["settings"]),
-        "tags": json.dumps(tags),
-        "updated": journal.now(),
-    }
-    of_row = dict.fromkeys(row, text) | {"updated": when}
-    # The row describes the metrics, so it is written last. Each file is made outside its table's
-    # folder, where libraries would read half of it.
-    for table, rows, types in (("metrics", points, of_points), ("jobs", [row], of_row)):
-        place = folder / table
-        with suppress(FileExistsError):
-            place.mkdir()
-            place.chmod(folder.stat().st_mode)  # the same users may write here
-        name = f"{'-'.join(key.values())}.parquet"
-        part = folder / f".{table}-{name}"
-        files.write(part, partial(write_table, pa.Table.from_pylist(rows, pa.schema(types))))
-        part.replace(place / name)
 
 
 # `python jobs.py sync`: send the results of jobs on this disk that are missing there.
@@ -405,7 +334,7 @@ def sync(
 
 
 def _send(folder: Path) -> None:
-    """Raises JobError for what is wrong with the job's or the Parquet files, or what the store
+    """Raises JobError for what is wrong with the job's files or its copies, or what the store
     raises."""
     with ExitStack() as held:
         try:
@@ -419,9 +348,9 @@ def _send(folder: Path) -> None:
             raise JobError(f"cannot be sent: {cause(error)}") from error
         delivery.send(over=True)
         try:
-            delivery.write_tables()
-        except OSError as error:
-            raise JobError(f"is not in the Parquet folder: {cause(error)}") from error
+            delivery.copy()
+        except (OSError, JobError) as error:
+            raise JobError(f"has no copy elsewhere: {cause(error)}") from error
         if attempts.status_of(folder) == "finished":
             attempts.drop_checkpoints(folder)
 

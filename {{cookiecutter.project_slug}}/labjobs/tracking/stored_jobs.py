@@ -24,10 +24,10 @@ from labjobs import exit_status, layout
 from labjobs.cli.flags import as_text
 from labjobs.errors import SettingsError
 from labjobs.files import CODE, PROJECT, read_record
-from labjobs.job import attempts, code_evidence, data_evidence, identity, journal
+from labjobs.job import attempts, code_evidence, data_evidence, identity
 from labjobs.job.attempts import Evidence
 from labjobs.job.folder import STOPPED, JobFolder
-from labjobs.tracking import costs, courier, mlflow_client
+from labjobs.tracking import copies, costs, mlflow_client
 from labjobs.tracking.mlflow_client import AWAY, LONGEST_QUERY, PROJECT_ID, select, sqlite_path
 from labjobs.tracking.mlflow_store import fresh
 
@@ -246,20 +246,14 @@ class Known:
         sent = str(read_record(attempt / layout.SENT).get("run", ""))
         if sent not in {run["run_id"] for run in self.runs.get(attempt.parent.name, [])}:
             return False  # another run stands for it, or `holds` says that there is none
-        lines = [*journal.lines_of(attempt), *costs.as_lines(attempt)]
-        points = [
-            (name, line["step"], line["time"], repr(_number(float(value))))
-            for line in lines
-            for name, value in line.get("metrics", {}).items()
-        ]
+        copy = copies.Copy(attempt)
+        points = [(*p[:3], repr(_number(float(p[3])))) for p in copy.points()]
         points.sort(key=lambda point: point[1:3])
-        tags = {k: v for line in lines for k, v in line.get("tags", {}).items()}
-        settings = journal.record_of(attempt, layout.SETTINGS).get("settings", {})
         wanted = {
             **{("last", name): value for name, *_, value in points},
-            **{("param", name): str(value) for name, value in settings.items()},
+            **{("param", name): str(value) for name, value in copy.about["settings"].items()},
             # What begins with mlflow. is MLflow's, such as the description, which users may edit.
-            **{("tag", k): v for k, v in tags.items() if not k.startswith("mlflow.")},
+            **{("tag", k): v for k, v in copy.tags.items() if not k.startswith("mlflow.")},
         }
         found, others = _content(sent, {name for name, *_ in points})
         # An attempt logs its costs each time that it ends: the last ones count.
@@ -306,10 +300,11 @@ def evidence(job: JobFolder[Any], run: StoredJob) -> Evidence:
 def known(experiment: str) -> Known:
     """Return what the store knows about all jobs; nothing if the experiment or the store does not
     exist yet. If MLflow's client is needed, it runs in a separate process, because the calling job
-    goes on to train. Raises SettingsError if the store's address is not valid, or if the experiment
-    belongs to another project.
+    goes on to train. Raises SettingsError if the store's address is not valid, if a wanted copy
+    cannot be made, or if the experiment belongs to another project.
     """
-    courier.check_places()
+    mlflow_client.check()
+    copies.check()
     try:
         if path := sqlite_path():
             settle(experiment)
