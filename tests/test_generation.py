@@ -119,7 +119,7 @@ def test_bad_answer_is_refused_in_one_line(template, tmp_path, question, answer,
 
 def test_every_package_of_the_project_is_refused_as_its_slug(make, template):
     pyproject = tomllib.loads((make() / "pyproject.toml").read_text())
-    packages = pyproject["project"]["dependencies"] + pyproject["dependency-groups"]["dev"]
+    packages = sum(pyproject["dependency-groups"].values(), pyproject["project"]["dependencies"])
     hook = (template / "hooks" / "pre_gen_project.py").read_text()
     for package in packages:
         slug = re.split("[>=]", package)[0].replace("-", "_")
