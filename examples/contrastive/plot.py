@@ -84,7 +84,7 @@ def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
     figures.legend(fig, shown.labels)
     figures.ticks_at(ax, shown.jobs[x])
     lost = ", crosses jobs that diverged" if shown.jobs["diverged"].any() else ""
-    beside = " Lines are moved sideways, so that none hides another." * (len(shown.lines) > 1)
+    beside = " Series are moved sideways, so that none hides another." * (len(shown.lines) > 1)
     return fig, (
         f"{shown.metric.title} of the weights kept: {shown.repeats}; open points are single jobs"
         f"{lost}.{beside}{cut}{shown.notes}"
@@ -276,7 +276,7 @@ OF_TASKS = {"by-task": by_task}
 def results(jobs: "pd.DataFrame") -> "Written":
     """Test results: a row for each of the settings, columns for tasks and metrics."""
     table = paper_tables.results(jobs, ROWS, SHOWN)
-    return table, f"Test results.{table.about}"
+    return table, f"{table.what}.{table.about}"
 
 
 def ablation(jobs: "pd.DataFrame") -> "Written":

@@ -76,7 +76,7 @@ def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
     figures.legend(fig, shown.labels)
     figures.ticks_at(ax, shown.jobs[x])
     lost = ", crosses jobs that diverged" if shown.jobs["diverged"].any() else ""
-    beside = " Lines are moved sideways, so that none hides another." * (len(shown.lines) > 1)
+    beside = " Series are moved sideways, so that none hides another." * (len(shown.lines) > 1)
     return fig, (
         f"{shown.metric.title} of the weights kept: {shown.repeats}; open points are single jobs"
         f"{lost}.{beside}{cut}{shown.notes}"
@@ -208,7 +208,7 @@ def confusion(job: "pd.DataFrame") -> "Drawn":
     wrong = (kept.label != kept.predicted).sum()
     return fig, (
         f"Test examples by true and predicted class, coloured by their fraction of the true class; "
-        f"{wrong} of {len(kept.label)} are wrong: {job.attrs['about']}."
+        f"{wrong} of {len(kept.label)} misclassified: {job.attrs['about']}."
     )
 
 
@@ -234,7 +234,7 @@ OF_TASKS = {"by-task": by_task}
 def results(jobs: "pd.DataFrame") -> "Written":
     """Test results: a row for each of the settings, columns for tasks and metrics."""
     table = paper_tables.results(jobs, ROWS, SHOWN)
-    return table, f"Test results.{table.about}"
+    return table, f"{table.what}.{table.about}"
 
 
 def ablation(jobs: "pd.DataFrame") -> "Written":

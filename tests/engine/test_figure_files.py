@@ -99,7 +99,7 @@ def test_what_would_not_print_right_is_named_and_not_written(draw, tmp_path):
     status, _, said = draw(of_all={"crowded": crowded})
     *faults, last = said.splitlines()
     assert status == 1
-    assert faults[0].startswith("crowded: Glyph 23398 ")
+    assert faults[0].startswith(f"crowded: its font lacks {chr(23398)}; write other LABELS")
     assert faults[1] == 'crowded: "tiny" in the axes "tiny" is 6 pt, under 8'
     assert re.match(r'crowded: "clipped" .+ is cut by \d+.\d pt at the page.s edge', faults[2])
     assert re.match(r'crowded: "beyond the edge" is cut by \d+', faults[3])

@@ -215,6 +215,54 @@ def test_a_table_that_does_not_fit_the_page_or_the_font_is_refused(store, tmp_pa
     assert (tmp_path / "main.tex").exists()
 
 
+def test_a_table_of_many_rows_keeps_the_best_and_says_so(store):
+    grid(store, "search", {rate: 0.5 + rate / 1000 for rate in range(1, 30)}, seeds=1)
+    table = paper_tables.results(tables.jobs("search"))
+    assert [*table.rows] == [f"lr {rate}" for rate in range(10, 30)]
+    said = "Not shown: 9 more rows, with worse validation results or none."
+    assert said in table.about
+    changed = paper_tables.ablation(tables.jobs("search"), {})
+    assert len(changed.rows) == 1 + 20
+    assert "Not shown: 8 more rows, with worse validation results or none." in changed.about
+    assert said in paper_tables.cost(tables.jobs("search")).about
+
+
+def test_without_a_test_part_a_table_is_of_validation_results(store):
+    for lr, mean in ((1, 0.9), (2, 0.5)):
+        for seed in range(3):
+            value = mean + 0.001 * seed
+            curves = {"val_accuracy": [value], "val_loss": [1 - value]}
+            how = {"lr": lr, "seed": seed, "monitor": "val_accuracy"}
+            store.job("untested", curves, DECLARED, **how)
+    table = paper_tables.results(tables.jobs("untested"))
+    assert table.what == "Validation results"
+    changed = paper_tables.ablation(
+        tables.jobs("untested"), {}
+    )  # not told apart by what has chosen
+    assert not any(cell.bold for row in changed.rows.values() for cell in row)
+    assert "Bold" not in changed.about
+
+
+def test_numbers_have_the_digits_that_their_intervals_need(store):
+    declared = {
+        "accuracy": Metric(better="lower", scale="log"),
+        "loss": Metric(better="lower", unit="J"),
+    }
+    for lr, size in ((1, 1e-3), (2, 1.0), (3, 1e3)):
+        for seed in range(3):
+            value, energy = size * (1 + 0.1 * seed), -1.234567e9 + 1e4 * seed
+            one(store, "sizes", value, energy, declared, lr=lr, seed=seed)
+    table = paper_tables.results(tables.jobs("sizes"))
+    small, *_ = table.rows.values()
+    assert small[0].text == "0.00110 (0.00087 to 0.00138)"
+    assert re.fullmatch(r".1\.234557e9 \(.1\.23458\d+e9 to .1\.23453\d+e9\)", small[1].text)
+    one(store, "exploded", 0.25, 0.5, lr=1)
+    one(store, "exploded", 0.5, 6.75e9, lr=2)
+    one(store, "exploded", 0.75, 0.25, lr=3)
+    cells = [row[1].text for row in paper_tables.results(tables.jobs("exploded")).rows.values()]
+    assert cells == ["0.500", "6.75e9", "0.250"]
+
+
 def test_costs_count_whatever_became_of_jobs(store):
     for seed in range(2):
         store.job("cost", {"val_accuracy": [0.9], "cpu_hours": [1.5]}, seed=seed, metrics=DECLARED)

@@ -122,7 +122,8 @@ def test_arrows_show_where_intervals_go_on():
     }
     fig, ax = figures.rows([*found], 0.4)
     plots.ranking(ax, found)
-    assert figures.limit_to_intervals(ax.xaxis, found.values(), tested) == figures.CUT
+    said = figures.limit_to_intervals(ax.xaxis, found.values(), tested)
+    assert said == f" Arrows show where the edges{figures.CUT}"
     arrows = {line.get_marker(): line for line in ax.lines if line.get_marker() in "<>"}
     assert [*arrows] == ["<", ">"]
     ends = [line.get_xdata()[0] for line in arrows.values()]

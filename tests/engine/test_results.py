@@ -123,7 +123,38 @@ def test_many_choices_are_summed_up_and_no_choice_is_none(store):
     for lr in range(8):
         one(store, "drawn", lr=lr, weight_decay=lr / 7)
     shown = compare(tables.jobs("drawn"), along=["lr"])
-    assert (shown.chosen, shown.among) == (" They differ in weight decay as well.", "")
+    assert (shown.chosen, shown.among) == (" The jobs differ in weight decay as well.", "")
+
+
+def test_what_is_chosen_is_ranked_in_the_same_way_and_called_the_same_everywhere(store):
+    results = {
+        "mlp": [0.70, 0.71, 0.99],
+        "convnet": [0.75, 0.75, 0.76],
+    }  # of the best mean, or median
+    for lr, (model, values) in product((1, 2), results.items()):
+        for seed, value in enumerate(values):
+            one(store, "alike", [value], model=model, lr=lr, seed=seed)
+    one(store, "alike", [0.1], status="FAILED", model="a&b", lr=3, seed=0)
+    one(store, "alike", [0.1], model="2 nets", lr=3, seed=1)
+    shown = compare(tables.jobs("alike"), along=["lr"])
+    best = "model convnet (for lr 1); model convnet (for lr 2); model 2 nets (for lr 3)"
+    assert shown.chosen.endswith(f", ranked by the median with diverged jobs as the worst: {best}.")
+
+
+def test_jobs_without_finite_results_are_in_no_mean_of_curves(store):
+    for seed, value in enumerate((0.5, 0.6, math.nan)):
+        one(store, "not finite", [value, value], seed=seed)
+    shown = compare(tables.jobs("not finite"), 6, 6)
+    (lines,) = shown.curves().values()
+    assert {*lines[""]["value"]} == {0.5, 0.6}
+    assert "1 of 3 jobs, without a finite result" in shown.notes
+
+
+def test_a_setting_without_a_value_reads_none(store):
+    for seed, first in enumerate((None, "3f2a90c1b7de", "9b8e1d2c3a4f")):
+        one(store, "from", init_from=first, seed=seed)
+    names = [*groups.groups(tables.jobs("from"), ["init_from"])]
+    assert names == ["init from none", "init from 3f2a90c1b7de", "init from 9b8e1d2c3a4f"]
 
 
 def test_one_seed_of_five_that_diverged_does_not_make_a_setting_the_worst(store):

@@ -92,6 +92,15 @@ def test_differences_of_some_or_no_shared_seeds():
     assert samples.differences(each, "second") == {}  # of two repeats nothing is said
 
 
+def test_of_two_splits_nothing_is_said_however_many_seeds_they_have():
+    index = pd.MultiIndex.from_product([range(1, 4), range(4)], names=["fold", "seed"])
+    first = pd.Series(np.arange(12.0), index=index)
+    each = {"first": validated(first), "second": validated(first[:8] - 9)}
+    assert samples.differences(each, "first") == {}
+    shifted = first.rename({1: 7, 2: 8}) - 90  # one fold in common: not a pair for each of three
+    assert not difference(first, shifted).paired
+
+
 def test_probabilities_of_several_comparisons_are_adjusted():
     found = intervals.holm({"a": 0.01, "b": 0.04, "c": 0.03})
     assert found == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})

@@ -31,7 +31,8 @@ def _significance(jobs: "pd.DataFrame") -> list[str]:
         f"- Varied between repeats: {style.settings(repeats) if repeats else 'nothing'}{same}.",
     ]
     try:
-        lines.append(f"- Test results, as in tables/main.tex:{paper_tables.results(jobs).about}")
+        table = paper_tables.results(jobs)
+        lines.append(f"- {table.what}, as in tables/main.tex:{table.about}")
     except NoResults as none:
         lines.append(f"- There is no table of test results: {none}.")
     return [

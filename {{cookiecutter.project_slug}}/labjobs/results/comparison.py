@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from labjobs.job.terminal import counted as number_of
 from labjobs.results import tables
 from labjobs.results.groups import (
     SEED,
@@ -26,6 +27,7 @@ from labjobs.results.groups import (
     groups,
     having,
     is_numeric,
+    label,
     lacks_results,
     ranked,
     tasks,
@@ -35,7 +37,7 @@ from labjobs.results.groups import (
 from labjobs.results.intervals import NEEDED
 from labjobs.results.metrics import CURE, Measured, NoResults, Part, chooser, shown
 from labjobs.results.samples import Difference, Sample, differences, over, sample
-from labjobs.results.style import Look, looks, setting, settings
+from labjobs.results.style import Look, looks, settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,7 +101,8 @@ class Comparison:
     def curves(self, along: str = "step") -> "Curves":
         """Return the metric's curves by panel, which the last part distinguishes, and line, along
         one of `tables.ALONG`."""
-        curves = tables.curves(self.jobs, self.metric.key, along)
+        known = having(self.jobs, self.metric.result)
+        curves = tables.curves(known, self.metric.key, along)
         found: Curves = {}
         for panel, of_panel in self.rows.items():
             for line, of_line in self.lines.items():
@@ -158,7 +161,7 @@ class Comparison:
         for name, jobs in groups(self.jobs, self.by).items():
             diverged = int(jobs["diverged"].sum())
             unknown = len(jobs) - diverged - len(finite(jobs, self.metric.result))
-            whose = f"of {len(jobs)} jobs{f' ({name})' if name else ''}"
+            whose = f"of {number_of(len(jobs), 'job')}{f' ({name})' if name else ''}"
             parts += [f"{diverged} {whose}, which diverged"] * bool(diverged)
             parts += [f"{unknown} {whose}, without a finite result"] * bool(unknown)
         if len(parts) > MOST:
@@ -193,7 +196,7 @@ class Comparison:
     def over(self, most: int) -> str:
         """Return sentences on what the intervals of test results are over, and which have none."""
         tested = self.samples(most, "test")
-        known, few = over(tested.values()), [n for n, one in tested.items() if len(one) < NEEDED]
+        known, few = over(tested.values()), [n for n, one in tested.items() if not one.is_shown]
         if not known:
             return ""
         why = f" Fewer than {NEEDED} repeats, so neither interval nor comparison: {_listed(few)}."
@@ -269,12 +272,12 @@ def compare(
             many = f"too much varies ({settings(rest)} as well)"
             raise NoResults(f"{many}, and {none}; or {CURE}") from none
         median = by_median(jobs, by_validation)
-        kept: list[str] = []
-        best: dict[str, str] = {}
-        counts = []
+        kept, counts = list[str](), list[int]()
+        best, values = dict[str, str](), label(jobs, rest)
         for cell, alike in groups(jobs, by).items():
-            of_cell = ranked(alike, rest, by_validation)
-            best[cell], first = next(iter(of_cell.items()))
+            of_cell = ranked(alike, rest, by_validation, bool(median))
+            first = next(iter(of_cell.values()))
+            best[cell] = str(values[first.index[0]])
             kept += [*first["job_id"]]
             counts.append(len(of_cell))
         jobs = jobs[jobs["job_id"].isin(kept)]
@@ -283,7 +286,7 @@ def compare(
             chosen = f" Shown is the best of {among} values of {settings(rest)} by {by_validation}"
             chosen += f"{median}{_named(best)}."
         else:
-            chosen = f" They differ in {settings(rest)} as well."
+            chosen = f" The jobs differ in {settings(rest)} as well."
     if not metric:
         chooser(jobs)  # raises NoResults without results on validation data
     return Comparison(jobs, metric or shown(jobs), parts, [*along], chosen, among)
@@ -313,7 +316,8 @@ def _distributed(
     left = [name for name in varied(jobs) if name not in along]
     if len(left) < needed:
         few = f"only {settings(left)} varies" if left else "no setting varies"
-        raise NoResults(f"{few} among the jobs, besides the {setting(SEED)}; vary more in run.sh")
+        besides = settings(varying_repeats(jobs) or [SEED])
+        raise NoResults(f"{few} among the jobs, besides the {besides}; vary more in run.sh")
     parts: list[list[str]] = [[] for _ in most]
     for part, values in zip(parts, most, strict=True):
         for name in list(left):

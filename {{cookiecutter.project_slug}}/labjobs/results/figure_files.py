@@ -110,14 +110,19 @@ def save(
     head = "% written with the figure, and replaced with it\n"
     files.write_text(stem.with_name(f"{stem.name}.tex"), head + tex)
     width, height = (float(side) for side in fig.get_size_inches())
-    printed = {"caption": caption, "inches": [width, height]}
+    printed = {"caption": plain(caption), "inches": [width, height]}
     files.write_json(stem.with_name(f"{stem.name}.json"), about | printed)
     return [Saved(path, width, height) for path in paths]
 
 
+def plain(text: str) -> str:
+    """Return a text as it is read: a `\\$` is matplotlib's."""
+    return text.replace(r"\$", "$")
+
+
 def latex(text: str) -> str:
-    """Return a text as LaTeX writes it, on one line; a `\\$` is matplotlib's."""
-    line = " ".join(text.split()).replace(r"\$", "$")
+    """Return a text as LaTeX writes it, on one line."""
+    line = plain(" ".join(text.split()))
     return "".join(LATEX.get(character, character) for character in line)
 
 

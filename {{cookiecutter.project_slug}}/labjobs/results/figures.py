@@ -231,7 +231,8 @@ def value_axis(axis: "Axis", values: Measured | str) -> None:
 
 def difference_axis(axis: "Axis", metric: Measured) -> None:
     """Label an axis of differences in a metric, or of ratios if it is logarithmic."""
-    label = f"ratio of {metric}" if metric.log else f"difference in {metric.axis}"
+    unit = " (percentage points)" if metric.factor > 1 else metric.axis.removeprefix(str(metric))
+    label = f"ratio of {metric}" if metric.log else f"difference in {metric}{unit}"
     _label(axis, label, metric.factor)
     if metric.log:
         log_scale(axis)
@@ -351,7 +352,7 @@ may do."""
 
 MARGIN = 0.05  # fraction of an axis that is left empty at either end
 
-CUT = " Arrows and the edges of the axes cut intervals off."
+CUT = " of the axes cut intervals off."
 
 
 def limit_to_curves(ax: "Axes", curves: "Curves", metric: Measured) -> str:
@@ -425,15 +426,16 @@ def _limit(
     part = f"{beyond:.1%}" if beyond >= 0.0005 else "less than 0.1%"
     said = f" Of all values {part} are beyond the axis." if beyond else ""
     is_cut = lowest < min(least, values.min()) or highest > max(most, values.max())
-    for axis in axes:
-        _point_beyond(axis)
-    return said + (CUT if is_cut else "")
+    arrows = [_point_beyond(axis) for axis in axes]
+    where = "Arrows show where the edges" if any(arrows) else "The edges"
+    return said + (f" {where}{CUT}" if is_cut else "")
 
 
-def _point_beyond(axis: "Axis") -> None:
-    """Draw arrowheads where intervals go on beyond the edges of the axes."""
+def _point_beyond(axis: "Axis") -> bool:
+    """Draw arrowheads where intervals go on beyond the edges of the axes; return whether any do."""
     ax, across = axis.axes, axis is axis.axes.xaxis
     low, high = sorted(axis.get_view_interval())
+    lines = len(ax.lines)
     for line in [line for line in ax.lines if line.get_gid() == INTERVAL]:
         x, y = np.asarray(line.get_data(), dtype=float)
         ends, place = (x, y[0]) if across else (y, x[0])
@@ -442,3 +444,4 @@ def _point_beyond(axis: "Axis") -> None:
             where = (edge, place) if across else (place, edge)
             if is_cut:
                 ax.plot(*where, marker, color=line.get_color(), markersize=3.5, clip_on=False)
+    return len(ax.lines) > lines

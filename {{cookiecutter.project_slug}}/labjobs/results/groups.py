@@ -161,7 +161,7 @@ def label(jobs: "pd.DataFrame", by: Sequence[str]) -> "pd.Series[Any]":
     words, others = words_first(jobs, by)
     # A value of `monitor` would read like the metric that is drawn.
     bare = len(words) == 1 and words != ["monitor"]
-    bare = bare and all(each[:1].isalpha() and each != "none" for each in jobs[words[0]])
+    bare = bare and all(each[:1].isalpha() and each.lower() != "none" for each in jobs[words[0]])
     columns = []
     for name in [*words, *others]:
         start = "" if bare and name in words else f"{setting(name)} "
@@ -226,14 +226,17 @@ def combinations(jobs: "pd.DataFrame", by: Sequence[str]) -> int:
     return len(jobs[[*by]].drop_duplicates()) if by else 1
 
 
-def ranked(jobs: "pd.DataFrame", by: Sequence[str], metric: Measured) -> "dict[str, pd.DataFrame]":
+def ranked(
+    jobs: "pd.DataFrame", by: Sequence[str], metric: Measured, by_median: bool | None = None
+) -> "dict[str, pd.DataFrame]":
     """Return the jobs with the same settings, by those as text: the best mean result first, and
     those without a result last.
 
     If some jobs diverged or have no finite result, all are ranked by their median, with these jobs
     as the worst: one seed of ten that diverged costs little, and most of them cost everything.
+    `by_median` says so of jobs that are a part of those that a figure compares.
     """
-    by_median = lacks_results(jobs, metric)
+    by_median = lacks_results(jobs, metric) if by_median is None else by_median
 
     def rank(item: "tuple[str, pd.DataFrame]") -> tuple[bool, float, float]:
         """Return what a group of jobs is sorted by: first, whether it has no result."""

@@ -72,7 +72,8 @@ class Measured:
         """Its target: `≥ 0.95`, `≤ 5 mmHg`."""
         assert self.declared.target is not None
         target = number(self.factor * self.declared.target)
-        return f"{'≥' if self.sign > 0 else '≤'} {target} {self.unit}".strip()
+        unit = f" {self.unit}" if self.unit not in ("", "%") else self.unit
+        return f"{'≥' if self.sign > 0 else '≤'} {target}{unit}"
 
     @property
     def title(self) -> str:

@@ -1,7 +1,7 @@
 """Tables as a paper prints them: results with their intervals, and which can be told apart.
 
     table = paper_tables.results(jobs, rows=["model"], shown=["accuracy"])
-    return table, f"Test results: {table.about}"
+    return table, f"{table.what}.{table.about}"
 
 Rows are settings, columns are tasks and metrics. Settings are chosen by validation results; what is
 said of differences is said of test results.
@@ -20,8 +20,9 @@ import numpy as np
 from labjobs.errors import SettingsError, did_you_mean
 from labjobs.job.terminal import counted
 from labjobs.results import comparison, groups, style, tables
+from labjobs.results.figure_files import plain
 from labjobs.results.intervals import NEEDED, Interval
-from labjobs.results.metrics import Measured, NoResults, Part, chooser, declared
+from labjobs.results.metrics import WORDS, Measured, NoResults, Part, chooser, declared
 from labjobs.results.samples import Difference, Sample, differences, over, sample
 from labjobs.settings import CONFIRMING
 
@@ -84,6 +85,7 @@ class Table:
     records: list[dict[str, Any]] = field(default_factory=list)
     """The same in full precision, a row of the .csv for each cell."""
 
+    what: str = "Results"  # with which a caption begins: `Test results`
     about: str = ""
     """Sentences for the caption: what was measured, chosen and compared."""
 
@@ -106,14 +108,16 @@ def results(jobs: "pd.DataFrame", rows: Sequence[str] = (), shown: Sequence[str]
     """
     by = _known("setting", rows, jobs.attrs["settings"]) or _fitting(jobs)
     grid, (metrics, others) = _Grid(tried(jobs), by), _metrics(jobs, shown)
-    table = Table(grid.corner, rows={name: [] for name in grid.names})
+    names, fewer = (grid.names, "") if rows else grid.fewer(grid.names)
+    table = Table(grid.corner, rows={name: [] for name in names})
+    table.what = f"{WORDS.get(metrics[0].part or '', '')} results".strip().capitalize()
     every, said = list[Sample](), dict[str, None]()
     for task, own in groups.tasks(grid.jobs).items():
         voting = groups.choosing(_with_results(own))
         compared = comparison.compare(voting, along=grid.by, metric=metrics[0])
         first, how = grid.first(compared.jobs)
         said |= dict.fromkeys([compared.chosen, how])
-        alike = grid.alike(own, compared.jobs)
+        alike = grid.alike(names, own, compared.jobs)
         for metric in metrics:
             each = {name: sample(found, metric) for name, found in alike.items()}
             found = differences(each, first) if metric.part == "test" and first else {}
@@ -131,8 +135,9 @@ def results(jobs: "pd.DataFrame", rows: Sequence[str] = (), shown: Sequence[str]
                 chosen = {"chosen_on_validation": name == first, "among": compared.among or "1"}
                 record = _record(grid, name, alike[name], task, one) | chosen
                 table.records.append(record | _as_record(found.get(name)))
-    table.about = _intervals(every) + _bold(table) + "".join(said) + others
-    if groups.confirming(grid.jobs).any():
+    table.about = _intervals(every) + _bold(table) + "".join(said) + fewer + others
+    shown_jobs = {job for record in table.records for job in record["job_ids"].split()}
+    if grid.jobs.loc[groups.confirming(grid.jobs), "job_id"].isin(shown_jobs).any():
         table.about += f" Settings that have seeds from {CONFIRMING} on are shown by these jobs"
         table.about += " alone, which had no part in the choice."
     return _turned(table) if len(metrics) == 1 < MOST_TASKS < len(table.columns) else table
@@ -141,7 +146,7 @@ def results(jobs: "pd.DataFrame", rows: Sequence[str] = (), shown: Sequence[str]
 def _turned(table: Table) -> Table:
     """A table with a row for each task and a column for each of the settings."""
     about = table.about.replace(_bold(table), _bold(table, "columns", "row"))
-    turned = Table(table.columns[0].title, records=table.records, about=about)
+    turned = Table(table.columns[0].title, records=table.records, about=about, what=table.what)
     turned.rows = {column.task: [] for column in table.columns}
     for name, cells in table.rows.items():
         turned.add(Column(name), cells)
@@ -163,19 +168,23 @@ def ablation(jobs: "pd.DataFrame", baseline: Mapping[str, Any], shown: Sequence[
         raise NoResults("several tasks have no baseline in common; declare BASELINE in plot.py")
     own = groups.choosing(_with_results(grid.jobs))
     reference = groups.fitting(own, grid.by, baseline) if baseline else grid.first(own)[0]
-    changes = grid.changes(reference) if reference else {}
-    if not changes:
+    if not reference:
+        raise NoResults("no results choose a baseline; declare BASELINE in plot.py")
+    once = grid.changes(reference)
+    if not once:
         raise NoResults("no settings differ from a baseline in exactly one; vary one in run.sh")
+    names, fewer = grid.fewer([*once])
+    changes = {name: once[name] for name in names}
     table = Table("change", rows={name: [] for name in ["baseline", *changes.values()]})
     every, (metrics, others) = list[Sample](), _metrics(jobs, shown)
     for task, own in of_tasks.items():
-        alike = grid.alike(own, own)
+        alike = grid.alike([reference, *changes], own, own)
         for metric in metrics:
             each = {name: sample(alike[name], metric) for name in (reference, *changes)}
             every += each.values()
             found = differences(each, reference)
             widths = [_scaled(one.estimate.interval, each[n]) for n, one in found.items()]
-            decimals = style.decimals(widths)
+            decimals = None if metric.log else style.decimals(widths)
             base = _column({reference: each[reference]}, alike)[reference]
             cells = [
                 _change(each[n], each[reference], found.get(n), alike[n], decimals) for n in changes
@@ -187,13 +196,14 @@ def ablation(jobs: "pd.DataFrame", baseline: Mapping[str, Any], shown: Sequence[
     ratios = ", or ratios (×) to it for a logarithmic metric"
     ratios *= any(metric.log for metric in metrics)
     table.about = (
-        f"Rows below the baseline ({reference}) are differences from it{ratios}."
-        f"{_intervals(every)} Bold: what can be told from no difference (5% level for all rows of "
-        f"a column together)."
+        f"Rows below the baseline ({reference}) are differences from it{ratios}.{_intervals(every)}"
     )
-    if further := len(grid.names) - len(changes) - 1:
+    if any(cell.bold for row in table.rows.values() for cell in row):
+        level = "5% level for all rows of a column together"
+        table.about += f" Bold: what can be told from no difference ({level})."
+    if further := len(grid.names) - len(once) - 1:
         table.about += f" Not shown: {counted(further, 'setting')} with more than one change."
-    table.about += others
+    table.about += fewer + others
     return table
 
 
@@ -208,8 +218,11 @@ def cost(jobs: "pd.DataFrame", rows: Sequence[str] = ()) -> Table:
     names = [name for name in COSTS if len(groups.finite(jobs, name))]
     if not names:
         raise NoResults("the jobs have no record of what they cost")
-    alike = {name or ALL: found for name, found in groups.groups(jobs, by).items()}
-    table = Table(_Grid(jobs, by).corner, rows={name: [] for name in alike})
+    grid = _Grid(jobs, by)
+    every = {name or ALL: found for name, found in groups.groups(jobs, by).items()}
+    shown, fewer = (grid.names, "") if rows else grid.fewer(grid.names)
+    alike = {name: every[name] for name in shown}
+    table = Table(grid.corner, rows={name: [] for name in alike})
     table.add(Column("jobs"), [Cell(str(len(found))) for found in alike.values()])
     spent = tables.spent(jobs.attrs["experiment"])
     table.total = [Cell(str(len(spent)))]
@@ -225,7 +238,7 @@ def cost(jobs: "pd.DataFrame", rows: Sequence[str] = ()) -> Table:
     devices = ", ".join(sorted(jobs["hardware"].unique()))
     table.about = (
         f"Means of jobs that finished, on {devices}. The last row is the sum over all "
-        f"{len(spent)} attempts of the project, whatever became of them."
+        f"{len(spent)} attempts of the project, whatever became of them.{fewer}"
     )
     return table
 
@@ -261,11 +274,29 @@ class _Grid:
     def names(self) -> list[str]:
         return [*self.settings]
 
-    def alike(self, own: "pd.DataFrame", chosen: "pd.DataFrame") -> "dict[str, pd.DataFrame]":
+    def fewer(self, names: list[str]) -> tuple[list[str], str]:
+        """Return as many of some rows as MOST_ROWS allow, those with the best validation results if
+        there are any, and a sentence about the others."""
+        if len(names) <= MOST_ROWS:
+            return names, ""
+        first, how = names, ""
+        own = groups.choosing(self.jobs[self.jobs["ended"].notna()])
+        with suppress(NoResults):
+            if len(groups.tasks(own)) == 1:
+                ranked = groups.ranked(own, self.by, chooser(own)).values()
+                first = [self.labels[jobs.index[0]] for jobs in ranked]
+                how = ", with worse validation results or none"
+        kept = {*[name for name in first if name in names][:MOST_ROWS]}
+        left = f" Not shown: {counted(len(names) - len(kept), 'more row')}{how}."
+        return [name for name in names if name in kept], left
+
+    def alike(
+        self, names: Iterable[str], own: "pd.DataFrame", chosen: "pd.DataFrame"
+    ) -> "dict[str, pd.DataFrame]":
         """Return the jobs of one task by row, those with the settings that were chosen for it."""
         rest = groups.varied(self.jobs)
         found = {}
-        for name in self.names:
+        for name in names:
             of_row = own[self.labels[own.index] == name]
             kept = of_row.index.intersection(chosen.index)
             if len(kept):
@@ -339,12 +370,12 @@ def _known(what: str, wanted: Iterable[str], known: Collection[str]) -> list[str
 
 
 def _fitting(jobs: "pd.DataFrame") -> list[str]:
-    """As many of the settings that vary as MOST_ROWS allow."""
+    """As many of the settings that vary as MOST_ROWS allow, one at least."""
     by: list[str] = []
     for name in groups.varied(jobs):
         if groups.combinations(jobs, [*by, name]) <= MOST_ROWS:
             by.append(name)
-    return by
+    return by or groups.varied(jobs)[:1]
 
 
 def _metrics(jobs: "pd.DataFrame", shown: Sequence[str]) -> tuple[list[Measured], str]:
@@ -377,6 +408,7 @@ def _fewer(jobs: "pd.DataFrame", metrics: list[Measured]) -> tuple[list[Measured
 def _column(samples: Mapping[str, Sample], alike: "Mapping[str, pd.DataFrame]") -> dict[str, Cell]:
     known = {name: _scaled(each.interval, each) for name, each in samples.items() if len(each)}
     decimals = style.decimals(known.values(), [float(each.mean) for each in known.values()])
+    decimals = None if any(each.metric.log for each in samples.values()) else decimals
     return {
         name: _lost(alike[name], len(each)) or _cell(known.get(name), decimals, style.rounded)
         for name, each in samples.items()
@@ -398,18 +430,22 @@ def _lost(tried: "pd.DataFrame", n: int) -> Cell | None:
 
 
 def _cell(
-    found: Interval | None, decimals: int | None, text: Callable[[float, int | None], str]
+    found: Interval | None, decimals: int | None, text: Callable[[float, int | None, int], str]
 ) -> Cell:
+    """A mean with its interval in this many decimals, by default as many as are its own."""
     if found is None:
         return Cell(NOTHING)
+    if decimals is None:
+        decimals = style.decimals([found], [found.mean])
     if np.nanmax(np.abs(found)) >= style.LARGE:
         decimals = None
-    middle = text(found.mean, decimals)
     if not found.high > found.low:
-        return Cell(middle)
+        return Cell(text(found.mean, decimals, 3))
     up, down = found.high - found.mean, found.mean - found.low
+    digits = 3 + max(0, math.floor(math.log10(abs(found.mean) / (up + down) or 1)))
+    middle, *ends = (text(each, decimals, digits) for each in found)
     if decimals is None or not math.isclose(up, down, rel_tol=1e-6):
-        return Cell(f"{middle} ({text(found.low, decimals)} to {text(found.high, decimals)})")
+        return Cell(f"{middle} ({ends[0]} to {ends[1]})")
     half = f"{up:.{decimals}f}"
     return Cell(middle, half if float(half) else f"<{10.0**-decimals:.{decimals}f}")
 
@@ -424,17 +460,19 @@ def _change(
     """How a row differs from the baseline; without an interval if there are too few repeats."""
     log = each.metric.log
 
-    def text(value: float, decimals: int | None) -> str:
+    def text(value: float, decimals: int | None, digits: int = 3) -> str:
         """Return a ratio, or a difference with its sign."""
-        return f"{'×' if log else '+' if value > 0 else ''}{style.rounded(value, decimals)}"
+        return f"{'×' if log else '+' if value > 0 else ''}{style.rounded(value, decimals, digits)}"
 
     if (lost := _lost(tried, len(each))) or not (len(each) and len(base)):
         return lost or Cell(NOTHING)
     if found:
         cell = _cell(_scaled(found.estimate.interval, each), decimals, text)
-        return Cell(cell.text, cell.half, found.is_certain)
+        # Validation results have chosen the baseline: they cannot tell what differs from it.
+        return Cell(cell.text, cell.half, found.is_certain and each.metric.part == "test")
     mine, its = each.estimate.interval.mean, base.estimate.interval.mean
-    return Cell(text(float(mine / its if log else each.metric.factor * (mine - its)), decimals))
+    value = float(mine / its if log else each.metric.factor * (mine - its))
+    return Cell(text(value, decimals))
 
 
 def _title(metric: Measured) -> str:
@@ -450,7 +488,7 @@ def _record(
     metric, values, states = each.metric, each.results, Counter(tried["state"])
     found = each.interval if len(each) else Interval(*[math.nan] * 3)
     return {
-        "row": row,
+        "row": plain(row),
         **grid.settings[row],
         "task": task,
         "metric": metric.key,

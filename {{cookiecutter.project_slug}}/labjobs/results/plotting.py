@@ -223,11 +223,14 @@ def _draw(
         alike = tasks.get(task, jobs)
         with pages.of(stem):
             shown = _one(args.job, found.every, alike) if name in of_one else alike
-            about = figure_files.provenance(shown) | {"figure": name, "venue": args.venue}
+            about = _provenance(shown) | {"figure": name, "venue": args.venue}
             figure, caption = {**of_all, **of_one, **of_tasks}[name](shown)
             caption += _about(shown) + _differences(shown, found.mixed)
-            others = _with_task_of(alike, found.others) if task else found.others
-            caption += "" if args.job and name in of_one else _counts(alike, others)
+            every, others = found.jobs, found.others
+            if task:
+                every, others = (_with_task_of(alike, some) for some in (every, others))
+            hidden = len(every) - len(alike)
+            caption += "" if args.job and name in of_one else _counts(every, others, hidden)
             pages.add(_save(args, out / stem, figure, caption, about))
 
 
@@ -239,7 +242,7 @@ def _write(pages: _Pages, found: _Found, printed: Mapping[str, Tabulating]) -> N
         with pages.of(name):
             table, caption = make(jobs)
             caption += _about(jobs) + _differences(jobs, found.mixed) + _counts(jobs, found.others)
-            about = figure_files.provenance(jobs) | {"table": name, "venue": args.venue}
+            about = _provenance(jobs) | {"table": name, "venue": args.venue}
             files = _save_table(args, out / name, table, caption, about)
             written |= {name: table} if files else {}
             pages.add(files)
@@ -250,8 +253,14 @@ def _write(pages: _Pages, found: _Found, printed: Mapping[str, Tabulating]) -> N
     for name, text in whole.items() if written else ():
         path, record = out / name, out / f"{Path(name).stem}.json"
         write_text(path, text)
-        write_json(record, figure_files.provenance(jobs) | {"table": record.stem})
+        write_json(record, _provenance(jobs) | {"table": record.stem})
         pages.add([path, record])
+
+
+def _provenance(jobs: "pd.DataFrame") -> dict[str, Any]:
+    """Where a figure or a table of these jobs comes from, and which of them were audited."""
+    audited = tables.audits(jobs)
+    return figure_files.provenance(jobs) | ({"audited": audited} if audited else {})
 
 
 def _write_page(pages: _Pages, found: _Found) -> None:
@@ -442,15 +451,15 @@ def _about(jobs: "pd.DataFrame") -> str:
     return f" {text[0].upper()}{text[1:]}." if text else ""
 
 
-def _counts(jobs: "pd.DataFrame", others: "pd.DataFrame") -> str:
-    """Say how many jobs were tried, if not all finished. `others` are the settings of the jobs that
-    have no results, and why (`state`)."""
+def _counts(jobs: "pd.DataFrame", others: "pd.DataFrame", hidden: int = 0) -> str:
+    """Say how many jobs were tried, if not all finished, and how many are hidden because they only
+    confirm. `others` are the settings of the jobs that have no results, and why (`state`)."""
     diverged = int(jobs["diverged"].sum())
     states = Counter({"diverged": diverged}) + Counter(others["state"].tolist())
-    if not states:
-        return ""
     why = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    return f" Of {len(jobs) + len(others)} jobs tried, {len(jobs) - diverged} finished: {why}."
+    tried = f" Of {len(jobs) + len(others)} jobs tried, {len(jobs) - diverged} finished: {why}."
+    confirming = f" Not shown: {counted(hidden, 'job')} with the seeds of confirm."
+    return confirming * bool(hidden) + tried * bool(states)
 
 
 def _with_task_of(jobs: "pd.DataFrame", others: "pd.DataFrame") -> "pd.DataFrame":
@@ -469,7 +478,14 @@ def _differences(jobs: "pd.DataFrame", mixed: list[str]) -> str:
         said += f" The jobs ran on different kinds of devices: {devices}."
     if monitors := _counted(jobs, "monitor", "by"):
         said += f" Jobs kept the weights that were best by different metrics: {monitors}."
-    return said
+    return said + _audited(jobs)
+
+
+def _audited(jobs: "pd.DataFrame") -> str:
+    found = [*tables.audits(jobs).values()]
+    same = "all" if {*found} == {"same"} else found.count("same") or "none"
+    of = f"{len(found)} of {counted(len(jobs), 'job')}"
+    return f" Audited: {of}, of which {same} gave the same bits again." if found else ""
 
 
 def _on_code(jobs: "pd.DataFrame", mixed: list[str]) -> str:

@@ -6,6 +6,7 @@ design, the check does not detect text over lines and images, text within images
 beyond the axes, and what a document does to the figure (include it without a width).
 """
 
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,9 +28,8 @@ EXACT = 0.005  # inches by which a page may differ from its size
 INCH = 72  # points of an inch
 SLACK = 0.5  # points by which text may seem to be cut off, since renderers differ a little
 
-WARNINGS = ("Glyph", "constrained_layout")
-"""Beginnings of matplotlib's warnings that matter for printing: missing characters, axes without a
-size."""
+WITHOUT_SIZE = "constrained_layout"
+"""The beginning of matplotlib's warning that axes have no size."""
 
 DPI = 300  # dots per inch at which the figure is drawn for the check
 
@@ -102,8 +102,8 @@ def _overlap(one: _Piece, other: _Piece) -> list[str]:
 
 
 def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
-    """Every line of text that a renderer is asked to draw, and matplotlib's warnings about
-    characters that are missing in the font."""
+    """Every line of text that a renderer is asked to draw, and what matplotlib warns of: characters
+    that are missing in the font, and axes without a size."""
     from matplotlib.backend_bases import RendererBase
     from matplotlib.text import Text
     from matplotlib.transforms import Affine2D
@@ -153,8 +153,11 @@ def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
         warnings.simplefilter("always")
         figure.draw_without_rendering()  # the layout is final only the second time
         figure.draw(Recorder())
-    said = {str(each.message) for each in warned}
-    return pieces, sorted(line for line in said if line.startswith(WARNINGS))
+    said = sorted({str(each.message) for each in warned})
+    missing = [chr(int(found[1])) for line in said if (found := re.match(r"Glyph (\d+)", line))]
+    cure = "write other LABELS, or rename the values"
+    problems = [f"its font lacks {' '.join(missing)}; {cure}"] if missing else []
+    return pieces, problems + [line for line in said if line.startswith(WITHOUT_SIZE)]
 
 
 @contextmanager

@@ -109,13 +109,13 @@ class Difference(NamedTuple):
 
 
 def differences(samples: Mapping[str, Sample], reference: str) -> dict[str, Difference]:
-    """Return how samples differ from the one with a name; those with fewer than NEEDED repeats, or
-    a reference with fewer, are left out."""
+    """Return how samples differ from the one with a name; those with too few repeats for an
+    interval are left out, and all if the reference has too few."""
     base = samples[reference]
     found = {
         name: _difference(each, base)
         for name, each in samples.items()
-        if name != reference and min(len(each), len(base)) >= NEEDED
+        if name != reference and each.is_shown and base.is_shown
     }
     adjusted = intervals.holm({name: estimate.p for name, (estimate, *_) in found.items()})
     return {name: Difference(*found[name], p) for name, p in adjusted.items()}
@@ -125,12 +125,12 @@ def _difference(first: Sample, second: Sample) -> tuple[Estimate, bool, int]:
     """The difference of two samples, paired by repeat and example as far as that is possible,
     whether it is paired, and the number of repeats."""
     shared = [repeat for repeat in first.results.index if repeat in second.results.index]
-    if len(shared) < NEEDED:
-        return _unpaired(first, second), False, min(len(first), len(second))
     one, other = _part(first, shared), _part(second, shared)
     log = first.metric.log
     pairs = one.results / other.results if log else one.results - other.results
     values = groups.split_means(pairs, pairs.index.to_frame(), log)
+    if len(values) < NEEDED:
+        return _unpaired(first, second), False, min(len(first), len(second))
     found = intervals.mean(values, log, _overlap(first.results))
     if not _share_examples(one, other):
         return found, True, len(shared)
@@ -157,7 +157,8 @@ def _share_examples(first: Sample, second: Sample) -> bool:
 
 def _part(sample: Sample, repeats: list[Any]) -> Sample:
     """The results of these repeats, in this order."""
-    places = np.array([[*sample.results.index].index(repeat) for repeat in repeats])
+    order = [*sample.results.index]
+    places = np.array([order.index(repeat) for repeat in repeats], dtype=int)
     examples = None if sample.examples is None else sample.examples[:, places]
     return Sample(sample.results.iloc[places], sample.metric, examples)
 

@@ -217,23 +217,25 @@ def numbers(values: Iterable[float], digits: int = 3) -> list[str]:
 
 def decimals(found: Iterable[Sequence[Any]], values: Iterable[float] = ()) -> int | None:
     """Return as many decimals as give half of the typical interval (mean, low, high) two digits, or
-    one if it begins with 4 to 9; without intervals three digits of the largest value. None for
+    one if it begins with 4 to 9; without intervals three digits of the typical value. None for
     numbers with exponents."""
     known = [float(high - low) / 2 for _, low, high in found if high > low]
-    size = statistics.median(known) if known else max(map(abs, values), default=1.0) or 1.0
+    size = statistics.median(known or [*map(abs, values)] or [1.0]) or 1.0
     exponent = math.floor(math.log10(size))
     digits = (1 if size / 10**exponent < 3.55 else 0) if known else 2
     return max(0, digits - exponent) if digits - exponent <= 6 else None
 
 
-def rounded(value: float, decimals: int | None) -> str:
-    """Return a number with this many decimals; without, in few characters."""
-    return signed(number(value) if decimals is None else f"{value:.{decimals}f}")
+def rounded(value: float, decimals: int | None, digits: int = 3) -> str:
+    """Return a number with this many decimals; without, in as many digits."""
+    return signed(number(value, digits) if decimals is None else f"{value:.{decimals}f}")
 
 
 def signed(text: str) -> str:
-    """Return a number's text with a proper minus."""
-    return text.replace("-", "−", 1) if text.startswith("-") else text
+    """Return a number's text with a proper minus, and 0 without one."""
+    if not text.startswith("-"):
+        return text
+    return text.replace("-", "−", 1) if float(text) else text[1:]
 
 
 def names(values: Iterable[Any]) -> dict[Any, str]:
@@ -245,7 +247,7 @@ def names(values: Iterable[Any]) -> dict[Any, str]:
         texts = [
             number(value, digits)
             if isinstance(value, float)
-            else as_text(value).replace("$", r"\$") or "(empty)"
+            else as_text(None if value == NONE else value).replace("$", r"\$") or "(empty)"
             for value in each
         ]
         if len({*texts}) == len(each):
@@ -253,9 +255,12 @@ def names(values: Iterable[Any]) -> dict[Any, str]:
     return dict(zip(each, texts, strict=True))
 
 
+NONE = "None"  # what is stored of a setting without a value, beside words such as ids of jobs
+
+
 def _place(value: Any) -> tuple[Any, ...]:
     """What a value is sorted by: `2e` before `10e`."""
-    if not isinstance(value, str):
-        return value is not None, value
+    if value == NONE or not isinstance(value, str):
+        return value not in (None, NONE), None if value == NONE else value
     parts = re.split(r"(\d+(?:\.\d+)?)", value)
     return True, [float(part) if place % 2 else part for place, part in enumerate(parts)], value

@@ -15,7 +15,7 @@ from typing import Any
 
 from labjobs import files
 from labjobs.results import text
-from labjobs.results.figure_files import Misprint, latex
+from labjobs.results.figure_files import Misprint, latex, plain
 from labjobs.results.paper_tables import Cell, Table
 from labjobs.results.style import Venue
 
@@ -68,17 +68,19 @@ def as_csv(records: list[dict[str, Any]]) -> str:
 
 def macros(tables: Mapping[str, Table]) -> str:
     r"""Return LaTeX that defines \result{NAME} for each cell of some tables by its place, such as
-    `main/mlp/test accuracy`, with the task before the metric if there are several."""
+    `main/mlp/test accuracy`, with the task before the metric if there are several. Cells whose
+    names TeX could not tell apart have none."""
     found = {}
     for name, table in tables.items():
         for row, cells in table.rows.items():
             for column, cell in zip(table.columns, cells, strict=True):
                 place = "/".join(filter(None, (name, row, column.task, column.title)))
                 half = rf"\,$\pm$\,{latex(cell.half)}" if cell.half else ""
-                found[_plain(place)] = latex(cell.text) + half
+                name = _plain(place)
+                found[name] = latex(cell.text) + half if name not in found else ""
     known = r"\ifcsname result/#1\endcsname\csname result/#1\endcsname"
     lines = [HEAD, rf"\newcommand{{\result}}[1]{{{known}\else\errmessage{{no result #1}}\fi}}"]
-    each = [rf"\expandafter\def\csname result/{k}\endcsname{{{v}}}" for k, v in found.items()]
+    each = [rf"\expandafter\def\csname result/{k}\endcsname{{{v}}}" for k, v in found.items() if v]
     return "\n".join([*lines, *each]) + "\n"
 
 
@@ -151,7 +153,7 @@ def _markdown(table: Table, caption: str) -> str:
     lines += [[name, *map(_markdown_cell, row)] for name, row in table.rows.items()]
     lines += [[TOTAL, *map(_markdown_cell, table.total)]] if table.total else []
     rows = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
-    return "\n".join(rows) + f"\n\n{caption}\n"
+    return plain("\n".join(rows) + f"\n\n{caption}\n")
 
 
 def _markdown_cell(cell: Cell) -> str:

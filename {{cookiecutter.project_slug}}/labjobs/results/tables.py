@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labjobs import layout
 from labjobs.errors import SettingsError, cause, did_you_mean
+from labjobs.files import read_record
 from labjobs.job import runtime
 from labjobs.job.identity import DEFAULT
 from labjobs.results.metrics import DECLARED, Measured, NoResults
@@ -381,6 +382,17 @@ def sizes(folder: str) -> dict[str, int]:
         split = json.loads((stored_jobs.folder_of(folder) / layout.SPLIT).read_text("utf-8"))
         return {part: int(count) for part, count in split["examples"].items()}
     return {}
+
+
+def audits(jobs: "pd.DataFrame") -> dict[str, str]:
+    """Return what `jobs.py audit` found of jobs, `same` or `different`, by their ids; nothing of
+    those that it has not run again, or whose folders are not on this machine."""
+    found = {}
+    for job in jobs.to_dict("records"):
+        folder = stored_jobs.folder_of(str(job.get("job_folder", "")))
+        if status := read_record(folder / layout.AUDIT).get("status"):
+            found[str(job["job_id"])] = str(status)
+    return found
 
 
 def _finished(
