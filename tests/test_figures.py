@@ -11,10 +11,14 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
+import odd_grids
 import pytest
+import recomputed
 import stored
+from labjobs import layout
+from labjobs.files import record
 from labjobs.results import figure_files, style
+from labjobs.settings import CONFIRMING
 from repository import REPOSITORY
 from stored import CLASSIFIER
 from test_recipes import blocks
@@ -128,7 +132,7 @@ def test_the_default_sweep(draw):
         "Validation accuracy of the weights kept: mean of 3 seeds; brighter is better. Dataset "
         "digits."
     )
-    assert "36 of 360 are wrong: job dataset=digits" in drawn.caption("confusion")
+    assert "36 of 360 misclassified: job dataset=digits" in drawn.caption("confusion")
     assert "accuracy of ≥ 0.9" in drawn.caption("time-to-target")
     assert (drawn.folder / "main.md").read_text().startswith("| model, learning rate | test")
     assert drawn.caption("differences").startswith(
@@ -351,6 +355,28 @@ def test_captions_name_devices_monitors_and_code_that_differ(draw, store):
     assert "lr=0.1" in told
 
 
+def test_captions_count_what_was_audited_and_what_confirms(draw, store, tmp_path):
+    for seed, status in ((0, "same"), (1, ""), (CONFIRMING, "different")):
+        folder = tmp_path / f"job {seed}"
+        folder.mkdir()
+        if status:
+            (folder / layout.AUDIT).write_bytes(record({"status": status}))
+        how = {
+            "monitor": "val_accuracy",
+            "lr": 1,
+            "seed": seed,
+            "tags": {"job_folder": str(folder)},
+        }
+        store.job("audited", {"val_accuracy": [0.5]}, **how)
+    drawn = draw("audited")
+    caption = drawn.caption("learning-curves")
+    assert "Audited: 1 of 2 jobs, of which all gave the same bits again." in caption
+    assert caption.endswith("Not shown: 1 job with the seeds of confirm.")
+    about = json.loads((drawn.folder / "main.json").read_text())
+    assert sorted(about["audited"].values()) == ["different", "same"]
+    assert "Audited: 2 of 3 jobs, of which 1 gave" in (drawn.folder / "main.md").read_text()
+
+
 @pytest.mark.parametrize("declared", [{}, {"scale": "log"}, {"unit": 1e-6, "target": 5e-6}])
 def test_a_regression(draw, store, declared):
     experiment = f"regression {declared}"
@@ -422,72 +448,13 @@ def test_jobs_that_diverged_and_values_that_are_not_finite(draw, store):
     assert drawn.names == ["throughput"]
 
 
-def odd_grid(store, experiment, drawn):
-    """Store jobs of a random shape: few or many seeds for each of the settings, of which some
-    diverged or failed. Returns a row for each, with what was stored."""
-    models = drawn.permutation(["mlp", "convnet", "vit"])[: drawn.integers(1, 4)]
-    rates = 10.0 ** -np.arange(1, drawn.integers(3, 6))
-    rows = []
-    for model, lr in product(models.tolist(), rates.tolist()):
-        for seed in range(drawn.integers(0, 6)):
-            how = {"dataset": "digits", "monitor": "val_accuracy", "model": model, "lr": lr}
-            val, test = np.round(drawn.uniform(0.3, 0.9, 2), 4).tolist()
-            state = drawn.choice(["finished", "diverged", "failed"], p=[0.85, 0.1, 0.05])
-            store.job(
-                experiment,
-                {"val_accuracy": [0.2, val]},
-                tests={"test_accuracy": test},
-                status="FINISHED" if state == "finished" else "FAILED",
-                mark=state != "failed",
-                seconds=3.0 if model == "vit" else 2.0,
-                seed=seed,
-                **how,
-            )
-            rows.append({**how, "seed": seed, "state": state, "val": val, "test": test})
-    return pd.DataFrame(rows)
-
-
-def test_captions_say_what_pandas_finds(draw, store, request):
-    """Numbers in captions and tables, computed again from what was stored."""
-    for number in range(4, 4 + request.config.getoption("grids")):
-        experiment = f"odd {number}"
-        tried = odd_grid(store, experiment, np.random.default_rng(number))
-        done, ended = tried[tried["state"] == "finished"], tried[tried["state"] != "failed"]
-        found = draw(experiment)
-        assert found.status == 0
-        lost = tried.loc[tried["state"] != "finished", "state"].value_counts().sort_index()
-        why = ", ".join(f"{count} {state}" for state, count in lost.items())
-        said = f" Of {len(tried)} jobs tried, {len(done)} finished: {why}." * bool(len(lost))
-        same = {*ended["model"]}
-        about = f" Dataset digits{f', model {same.pop()}' if len(same) == 1 else ''}."
-        for name in found.names:
-            own = name == "confusion" and len({*ended["model"]}) > 1  # names the model of its job
-            assert found.caption(name).endswith(said if own else about + said), (number, name)
-        counts = done.groupby(["model", "lr"]).size()
-        span = "\N{EN DASH}".join(map(str, sorted({counts.min(), counts.max()})))
-        repeats = f"mean of {span} seeds" if counts.max() > 1 else "one seed"
-        few = " (of three or more)" if counts.min() < 3 else ""
-        repeats += f", 95% t interval{few}" if counts.max() > 2 else ""
-        order = ended["val"].where(ended["state"] == "finished", -math.inf)
-        kind = "median" if (ended["state"] == "diverged").any() else "mean"
-        order = order.groupby([ended["model"], ended["lr"]]).agg(kind)
-        if len(order) > 1:
-            ranking = found.caption("ranking")
-            many = (
-                f"all {len(order)}" if len(counts) == len(order) else f"the best {len(counts)} of"
-            )
-            assert ranking.startswith(f"Validation accuracy of {many}"), (number, ranking)
-            assert f": {repeats}; open points are single jobs." in ranking, (number, ranking)
-        cells = pd.read_csv(found.folder / "main.csv").query("metric == 'test_accuracy'")
-        keys = [key for key in ("model", "lr") if key in cells]
-        for cell in cells.to_dict("records"):
-            alike = (done[keys] == pd.Series({key: cell[key] for key in keys})).all(axis=1)
-            assert cell["n"] == alike.sum(), (number, cell)
-            if alike.any():
-                assert cell["mean"] == pytest.approx(done.loc[alike, "test"].mean())
-            if cell["chosen_on_validation"]:
-                model, lr = cell.get("model", ended["model"].iloc[0]), cell.get("lr")
-                assert order.xs(model).get(lr) == order.max(), (number, cell)
+def test_captions_and_tables_say_what_pandas_finds(draw, store, figures, request, tmp_path):
+    """Each number, name and sentence, computed again from what was stored."""
+    for number in range(2, 2 + request.config.getoption("grids")):
+        grid = odd_grids.grid(store, f"odd {number}", np.random.default_rng(number))
+        drawn = draw(f"odd {number}", *grid.flags, "--out", tmp_path / str(number))
+        assert drawn.status == 0
+        assert recomputed.check(grid, tmp_path / str(number), figures) >= 5, number
 
 
 def test_without_a_finished_job_one_line(draw, store, tmp_path):

@@ -1,0 +1,705 @@
+"""What captions say of jobs, computed again by pandas and SciPy from what was stored.
+
+A caption is taken apart sentence by sentence: each has to be one of those below, and its numbers,
+names and signs those that are found here. Nothing of the engine is used.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from odd_grids import DEVICES, Grid
+from scipy import optimize, stats
+
+CONFIRMING = 1000
+LABELS = {"lr": "learning rate", "weight_decay": "weight decay", "split_seed": "split seed"}
+REPEATS = ("seed", "fold", "split_seed")
+SPLITS = ("fold", "split_seed")
+ENDED = ("finished", "diverged", "unknown")
+WORDS = {"val": "validation", "test": "test"}
+Name = frozenset[str]
+"""The name of a group of jobs, whichever order its settings have: {mlp, learning rate 0.1}."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric on a part of the data."""
+
+    name: str
+    declared: Any
+    part: str = "val"
+
+    @property
+    def text(self) -> str:
+        return f"{WORDS[self.part]} {self.declared.label or self.name}"
+
+    @property
+    def column(self) -> str:
+        return f"best_val_{self.name}" if self.part == "val" else f"test_{self.name}"
+
+    @property
+    def log(self) -> bool:
+        return self.declared.scale == "log"
+
+    @property
+    def factor(self) -> int:
+        return 100 if self.declared.scale == "percent" else 1
+
+    @property
+    def unit(self) -> str:
+        return "%" if self.factor == 100 else self.declared.unit
+
+    @property
+    def sign(self) -> int:
+        return 1 if self.declared.better == "higher" else -1
+
+
+def short(value: Any) -> str:
+    """A value of a setting, in three digits."""
+    if isinstance(value, float):
+        return f"{value:.3g}".replace("e-0", "e-")
+    return str(value)
+
+
+def between(counts: Iterable[int]) -> str:
+    return "\N{EN DASH}".join(map(str, sorted({min(counts := [*counts]), max(counts)})))
+
+
+# Means, intervals and tests.
+
+
+def places(jobs: pd.DataFrame) -> list[str]:
+    """The settings by which examples are split differently."""
+    return [name for name in SPLITS if name in jobs and jobs[name].nunique() > 1]
+
+
+def units(values: "pd.Series[float]", jobs: pd.DataFrame, log: bool) -> "pd.Series[float]":
+    """One value for each split, or each seed of one split."""
+    values = np.log(values) if log else values
+    by = places(jobs)
+    return values.groupby([jobs[name] for name in by]).mean() if by else values
+
+
+def overlap(jobs: pd.DataFrame) -> float:
+    if "fold" in places(jobs):
+        return 1 / (jobs["fold"].max() - 1)
+    return 0.2 / 0.8 if places(jobs) else 0.0
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean, or a geometric mean's logarithm, with the variances and degrees of freedom of what it
+    is over."""
+
+    middle: float
+    parts: list[tuple[float, int]]
+    log: bool
+
+    def half(self, tail: float = 0.025) -> float:
+        return float(np.sqrt(sum(v * stats.t.isf(tail, n) ** 2 for v, n in self.parts)))
+
+    @property
+    def ends(self) -> tuple[float, float, float]:
+        three = self.middle, self.middle - self.half(), self.middle + self.half()
+        return tuple(np.exp(three)) if self.log else three
+
+    @property
+    def p(self) -> float:
+        """Twice the tail beyond no difference."""
+        if not self.half() > 0:
+            return 1.0
+        far = abs(self.middle)
+        at = lambda tail: self.half(tail) - far  # noqa: E731
+        if at(1e-12) < 0:
+            return 0.0
+        return 1.0 if at(0.5 - 1e-12) > 0 else float(2 * optimize.brentq(at, 1e-12, 0.5 - 1e-12))
+
+
+def known(jobs: pd.DataFrame, metric: Metric) -> pd.DataFrame:
+    return jobs[(jobs["state"] == "finished") & jobs[metric.column].notna()]
+
+
+def by_example(jobs: pd.DataFrame, metric: Metric) -> Any:
+    """Whether each test example was right in each job (N, jobs); None if that is not the metric."""
+    if metric.part != "test" or metric.name != "accuracy" or not jobs["kept"].all():
+        return None
+    return np.stack([a == b for a, b in zip(jobs["label"], jobs["predicted"], strict=True)], -1)
+
+
+def example_means(each: Any, jobs: pd.DataFrame) -> Any:
+    table = pd.DataFrame(each.T * 1.0, index=jobs.index)
+    by = places(jobs)
+    return (table.groupby([jobs[n] for n in by]).mean() if by else table).mean().to_numpy()
+
+
+def mean(jobs: pd.DataFrame, metric: Metric) -> Mean | None:
+    """The mean over repeats, and test examples if these are known; None for fewer than three."""
+    jobs = known(jobs, metric)
+    each = units(jobs[metric.column], jobs, metric.log)
+    if len(each) < 3:
+        return None
+    more = overlap(jobs) if "split_seed" in places(jobs) else 0.0
+    parts = [(each.var() * (1 / len(each) + more), len(each) - 1)]
+    if (right := by_example(jobs, metric)) is not None:
+        means = example_means(right, jobs)
+        parts.append((means.var(ddof=1) / len(means), len(means) - 1))
+    return Mean(float(each.mean()), parts, metric.log)
+
+
+def interval(jobs: pd.DataFrame, metric: Metric) -> tuple[float, float, float]:
+    """The mean with its 95 % interval within the range of the metric; NaN where there is none."""
+    own = known(jobs, metric)
+    if not len(own):
+        return (np.nan,) * 3
+    each, found = units(own[metric.column], own, metric.log), mean(jobs, metric)
+    middle = float(np.exp(each.mean()) if metric.log else each.mean())
+    if not found:
+        return middle, np.nan, np.nan
+    _, low, high = found.ends
+    least, most = (end if end is not None else np.inf for end in metric.declared.range)
+    right = by_example(own, metric)
+    if right is not None and not least <= low < high <= most:  # Korn and Graubard 1998
+        n = len(right)
+        alike = middle * (1 - middle) * (stats.t.isf(0.025, n - 1) / found.half()) ** 2
+        alike, k = (alike, middle * alike) if found.half() else (n, middle * n)
+        low = stats.beta.ppf(0.025, k, alike - k + 1) if k else 0.0
+        high = stats.beta.ppf(0.975, k + 1, alike - k) if k < alike else 1.0
+        return middle, float(low), float(high)
+    return middle, max(low, least), min(high, most)
+
+
+def difference(one: pd.DataFrame, other: pd.DataFrame, metric: Metric) -> tuple[Mean, bool] | None:
+    """The difference of two means or logarithms, and whether it is paired; None for too few."""
+    if not (mean(one, metric) and mean(other, metric)):
+        return None
+    correction = overlap(one)
+    one, other = known(one, metric), known(other, metric)
+    by = [name for name in REPEATS if name in one]
+    scale = np.log if metric.log else np.asarray
+    first, second = (x.set_index(by).sort_index() for x in (one, other))
+    shared = first.index.intersection(second.index)
+    pairs = [x.loc[shared].reset_index() for x in (first, second)]
+    delta = pd.Series(scale(pairs[0][metric.column]) - scale(pairs[1][metric.column]))
+    each = units(delta, pairs[0], log=False)
+    if paired := len(each) >= 3:
+        one, other = pairs
+        parts = [(each.var() * (1 / len(each) + correction), len(each) - 1)]
+        middle = each.mean()
+    else:
+        both = [replace(of, parts=of.parts[:1]) for of in map(mean, (one, other), [metric] * 2)]
+        parts = [part for of in both for part in of.parts]
+        middle = both[0].middle - both[1].middle
+    right = [by_example(x, metric) for x in (one, other)]
+    if right[0] is not None and right[1] is not None:
+        means = example_means(right[0], one) - example_means(right[1], other)
+        parts.append((means.var(ddof=1) / len(means), len(means) - 1))
+    return Mean(float(middle), parts, metric.log), paired
+
+
+def holm(p: dict[Any, float]) -> dict[Any, float]:
+    order = sorted(p, key=lambda name: p[name])
+    steps = [min(1.0, (len(p) - rank) * p[name]) for rank, name in enumerate(order)]
+    return dict(zip(order, np.maximum.accumulate(steps), strict=True)) if p else {}
+
+
+def differences(
+    groups: "dict[Name, pd.DataFrame]", first: Name, metric: Metric
+) -> dict[Name, tuple[Mean, bool, float]]:
+    """How groups differ from one of them: with whether it is paired, and its adjusted p."""
+    found = {
+        name: one
+        for name, jobs in groups.items()
+        if name != first and (one := difference(jobs, groups[first], metric))
+    }
+    adjusted = holm({name: each.p for name, (each, _) in found.items()})
+    return {name: (*found[name], adjusted[name]) for name in found}
+
+
+# Groups of jobs, and the best of them.
+
+
+def varied(jobs: pd.DataFrame, settings: Iterable[str]) -> list[str]:
+    others = ("dataset", "monitor", *REPEATS)
+    return [n for n in settings if n not in others and jobs[n].nunique() > 1]
+
+
+def label(row: Any, by: list[str]) -> Name:
+    texts = [row[n] if n == "model" else f"{LABELS.get(n, n)} {short(row[n])}" for n in by]
+    return frozenset(texts)
+
+
+def parts_of(text: str) -> Name:
+    return frozenset(part.removeprefix("model ") for part in text.split(", ")) - {""}
+
+
+def grouped(jobs: pd.DataFrame, by: list[str]) -> dict[Name, pd.DataFrame]:
+    names = [label(row, by) for row in jobs.to_dict("records")]
+    found = {name: jobs[[each == name for each in names]] for name in dict.fromkeys(names)}
+    return {name: own for name, own in found.items() if len(own)}
+
+
+def lacks(jobs: pd.DataFrame, metric: Metric) -> bool:
+    return len(known(jobs, metric)) < len(jobs)
+
+
+def score(jobs: pd.DataFrame, metric: Metric, by_median: bool) -> float:
+    """What groups are ranked by, higher is better."""
+    own = known(jobs, metric)
+    if by_median:
+        worst = [-np.inf] * (len(jobs) - len(own))
+        return float(np.median([*(metric.sign * own[metric.column]), *worst]))
+    return metric.sign * float(units(own[metric.column], own, metric.log).mean())
+
+
+def ranked(groups: dict[Name, pd.DataFrame], metric: Metric) -> list[Name]:
+    """The names of groups, the best first, without those that have no results."""
+    by_median = any(lacks(jobs, metric) for jobs in groups.values())
+    some = {name: jobs for name, jobs in groups.items() if len(known(jobs, metric))}
+    return sorted(some, key=lambda name: -score(some[name], metric, by_median))
+
+
+MEDIAN = ", ranked by the median with diverged jobs as the worst"
+
+
+class Caption:
+    """A caption, compared with the jobs of its figure or table."""
+
+    def __init__(self, grid: Grid, text: str, task: str, figure: Any = None) -> None:
+        self.grid, self.text, self.figure = grid, text, figure
+        every = grid.jobs
+        self.tried = every[every["dataset"] == task] if task else every
+        self.shown = Metric(grid.shown, grid.metrics[grid.shown])
+        self.chooser = Metric(grid.monitored, grid.metrics[grid.monitored])
+        ended = self.tried[self.tried["state"].isin(ENDED)]
+        voting = ended[ended["seed"] < CONFIRMING]
+        self.jobs = voting if len(voting) else ended
+        self.rest = self._rest()
+        self.by = [n for n in varied(self.jobs, grid.settings) if n not in self.rest]
+        self.best = self._chosen()
+        self.said: list[str] = []
+
+    def _rest(self) -> list[str]:
+        """The settings for which the best values were chosen."""
+        found = re.search(r"Shown is the best of \S+ values of (.+?) by validation", self.text)
+        names = {LABELS.get(name, name): name for name in self.grid.settings}
+        return [names[each] for each in re.split(", | and ", found[1])] if found else []
+
+    def _chosen(self) -> dict[Name, Name]:
+        """The best values of these for each group; their jobs are those that are shown."""
+        if not self.rest:
+            return {}
+        self.among, best, kept = [], {}, []
+        for name, own in grouped(self.jobs, self.by).items():
+            cells = grouped(own, self.rest)
+            by_median = lacks(self.jobs, self.chooser)
+            scores = {cell: score(of, self.chooser, by_median) for cell, of in cells.items()}
+            first = max(scores, key=lambda cell: (scores[cell] == scores[cell], scores[cell]))
+            best[name] = first
+            kept.append(cells[first])
+            self.among.append(len(cells))
+        self.lacking, self.jobs = lacks(self.jobs, self.chooser), pd.concat(kept)
+        return best
+
+    @property
+    def groups(self) -> dict[Name, pd.DataFrame]:
+        return grouped(self.jobs, self.by)
+
+    def check(self, stem: str) -> None:
+        """Compare each sentence. Raises AssertionError."""
+        text = " " + self.text
+        while text:
+            for pattern, test in SENTENCES:
+                if found := re.match(pattern, text, re.DOTALL):
+                    assert test(self, *found.groups()) is not False, (stem, found[0], self.text)
+                    text = text[found.end() :]
+                    break
+            else:
+                raise AssertionError(f"{stem}: no such sentence: {text!r}")
+
+    # What sentences have to be.
+
+    def means(self, metric: Metric) -> str:
+        own = [x for jobs in self.groups.values() if len(x := known(jobs, metric))]
+        repeats = [n for n in REPEATS if n in self.jobs and self.jobs[n].nunique() > 1]
+        best = f"best of {between(self.among)}, " if self.among_many else ""
+        if max(map(len, own)) == 1:
+            names = [LABELS.get(name, name) for name in repeats or ["seed"]]
+            return best + f"one {', '.join(names[:-1])}{' and ' * (len(names) > 1)}{names[-1]}"
+        text, by = "", [name for name in repeats if name in SPLITS]
+        each = [one for jobs in own for _, one in (jobs.groupby(by) if by else [(0, jobs)])]
+        seeds = f"{between(map(len, each))} seeds"
+        for name in by:
+            many = between(jobs[name].nunique() for jobs in own)
+            text = f"{many} {LABELS.get(name, name)}s"
+            text += f" with {seeds} each" * (max(map(len, each)) > 1)
+        return f"{best}{'geometric ' * metric.log}mean of {text or seeds}"
+
+    @property
+    def among_many(self) -> bool:
+        return bool(self.rest) and max(self.among) > 1
+
+    def repeats(self, said: str, metric: Metric | None = None) -> None:
+        metric = metric or self.shown
+        wanted = self.means(metric)
+        own = [x for jobs in self.groups.values() if len(x := known(jobs, metric))]
+        by = places(self.jobs)
+        counts = [x[by].drop_duplicates().shape[0] if by else len(x) for x in own]
+        if not self.among_many and max(counts) >= 3:
+            wanted += f", 95% t interval{' of the logarithm' * metric.log}"
+            wanted += {
+                "fold": " over folds, as if they were independent",
+                "split_seed": " over splits, corrected for the examples that they share",
+            }.get((by or [""])[0], "")
+            wanted += " (of three or more)" * (min(counts) < 3)
+        assert said == wanted, (said, wanted)
+
+    def first(self, said: str, metric: Metric | None = None, best: str = "best") -> None:
+        metric = metric or self.shown
+        some, every = ranked(self.groups, metric), self.groups
+        shown = min(12, len(some))
+        many = f"all {len(every)}" if shown == len(every) else f"the {best} {shown} of {len(every)}"
+        median = MEDIAN * lacks(self.jobs, metric)
+        assert said == ("one setting" if len(every) <= 1 else f"{many} settings{median}"), said
+
+    def title(self, text: str, part: str = "val") -> None:
+        wanted = replace(self.shown, part=part).text
+        assert text.lower() == wanted.lower(), (text, wanted)
+
+    def over(self, jobs: pd.DataFrame, metric: Metric) -> str:
+        own = known(jobs, metric)
+        by = places(own)
+        each = [x for _, x in own.groupby(by)] if by else [own]
+        text = f"{between(map(len, each))} seeds"
+        for name in by:
+            more = f" with {text} each" * (max(map(len, each)) > 1)
+            text = f"{own[name].nunique()} {LABELS.get(name, name)}s{more}"
+        right = by_example(own, metric)
+        return text if right is None else f"{text} and {len(right)} test examples"
+
+    @property
+    def tested(self) -> dict[Name, pd.DataFrame]:
+        """The groups with test results, the best first by validation."""
+        first = ranked(self.groups, self.shown)[:12]
+        metric = replace(self.shown, part="test")
+        return {name: self.groups[name] for name in first if len(known(self.groups[name], metric))}
+
+    def intervals_over(self, said: str, samples: "list[tuple[pd.DataFrame, Metric]]") -> None:
+        each = [*dict.fromkeys(self.over(*one) for one in samples if mean(*one))]
+        found = said.split(" or ")
+        few = ["others"] * (len(each) > 3)
+        assert {*found} <= {*each, *few} and len(found) == len(each[:3] + few), (said, each)
+
+    def few(self, said: str) -> None:
+        metric = replace(self.shown, part="test")
+        self.listed(said, [n for n, own in self.tested.items() if not mean(own, metric)])
+
+    def listed(self, said: str, names: "list[Name]") -> None:
+        if re.fullmatch(r"\d+ settings", said):
+            assert len(names) == int(said.split()[0]) > 6, (said, names)
+        else:
+            assert {*map(parts_of, said.split("; "))} == {*names}, (said, names)
+
+    def apart(self, said: str) -> None:
+        metric = replace(self.shown, part="test")
+        first = ranked(self.groups, self.shown)[0]
+        found = differences({**self.tested, first: self.groups[first]}, first, metric)
+        kinds: dict[str, list[Name]] = {}
+        for name, (each, _, p) in found.items():
+            better = "Better" if metric.sign * each.middle > 0 else "Worse"
+            kinds.setdefault(better if p < 0.05 else "Cannot", []).append(name)
+        body, how = re.fullmatch(
+            r"(.*) \((paired by repeat|not all paired); .*\)", said, re.S
+        ).groups()
+        assert (how == "paired by repeat") == all(each[1] for each in found.values()), said
+        sentences = re.split(r"\. (?=Better|Worse|Cannot)", body)
+        assert {each.split()[0] for each in sentences} == {*kinds}, (said, kinds)
+        for each in sentences:
+            start, names = each.split(": ", 1)
+            assert f"({' '.join([])}" in start and metric.text in start
+            reference = re.search(r"than the first \((.*)\)|from the first \((.*?)\) in", start)
+            assert parts_of(next(filter(None, reference.groups()))) == first
+            self.listed(names, kinds[each.split()[0]])
+
+    def baseline(self, said: str) -> None:
+        assert parts_of(said) == ranked(self.groups, self.shown)[0]
+
+    def choice(self, among: str, _names: str, metric: str, median: str, named: str) -> None:
+        assert among == between(self.among) and metric == self.chooser.text
+        assert bool(median) == self.lacking
+        counts = Counter(self.best.values())
+        if len(counts) == 1:
+            assert parts_of(named) == next(iter(counts)), (named, counts)
+        elif len(self.best) <= 6:
+            for each in named.split("; "):
+                chosen, cell = re.fullmatch(r"(.*) \(for (.*)\)", each).groups()
+                assert self.best[parts_of(cell)] == parts_of(chosen), (each, self.best)
+        else:
+            for each in filter("…".__ne__, named.split("; ")):
+                chosen, n, of = re.fullmatch(r"(.*) \((\d+) of (\d+)\)", each).groups()
+                assert (counts[parts_of(chosen)], len(self.best)) == (int(n), int(of)), named
+
+    def left_out(self, said: str) -> None:
+        wanted = Counter[Any]()
+        for name, own in self.groups.items():
+            diverged = int((own["state"] == "diverged").sum())
+            unknown = len(own) - diverged - len(known(own, self.shown))
+            wanted[diverged, len(own), name, "which diverged"] += bool(diverged)
+            wanted[unknown, len(own), name, "without a finite result"] += bool(unknown)
+        wanted = +wanted
+        if found := re.fullmatch(r"(\d+) of (\d+) jobs, which diverged or .*", said):
+            lost = len(self.jobs) - len(known(self.jobs, self.shown))
+            assert [int(each) for each in found.groups()] == [lost, len(self.jobs)], said
+            assert len(wanted) > 6
+            return
+        one = r"(\d+) of (\d+) jobs?(?: \((.*)\))?, (.*)"
+        each = [re.fullmatch(one, part).groups() for part in said.split("; ")]
+        found = {(int(k), int(n), parts_of(name or ""), why) for k, n, name, why in each}
+        assert found == {*wanted}, (said, wanted)
+
+    def beyond(self, said: str) -> None:
+        """How many values are beyond the axes: the points that are drawn, single jobs and means."""
+        if self.figure is None:
+            return
+        axis = self.figure.axes[0]
+        if "by optimizer step" in self.text:
+            jobs, (low, high) = known(self.jobs, self.shown), axis.get_ylim()
+            values = np.concatenate([row[f"val_{self.shown.name}"] for row in jobs["curves"]])
+        elif "Nothing is chosen by test results" in self.text:
+            (low, high), test = axis.get_xlim(), replace(self.shown, part="test")
+            first = ranked(self.groups, self.shown)[:12]
+            some = [
+                known(self.groups[name], m)[m.column]
+                for name in first
+                for m in (self.shown, test)
+                if m.column in self.jobs
+            ]
+            values = np.concatenate(some)
+        else:
+            return
+        part = ((values < low) | (values > high)).mean()
+        assert said == (f"{part:.1%}" if part >= 0.0005 else "less than 0.1%") and part, (
+            said,
+            part,
+        )
+
+    def never(self, count: str, of: str) -> None:
+        metric = self.target()
+        reached = self.reached(metric)
+        assert (int(count), int(of)) == (int((~reached).sum()), len(reached)), (count, of)
+
+    def target(self) -> Metric:
+        return self.chooser
+
+    def reached(self, metric: Metric) -> "pd.Series[bool]":
+        def there(row: Any) -> bool:
+            values = np.array(row["curves"][f"val_{metric.name}"]) * metric.sign
+            return bool(
+                row["state"] != "diverged"
+                and (values >= metric.sign * metric.declared.target).any()
+            )
+
+        return self.jobs.apply(there, axis=1)
+
+    def goal(self, title: str, goal: str) -> None:
+        metric = self.target()
+        number = f"{metric.factor * metric.declared.target:.3g}"
+        unit = metric.unit if metric.unit in ("", "%") else f" {metric.unit}"
+        wanted = f"{'≥' if metric.sign > 0 else '≤'} {number}{unit}"
+        assert (title, goal) == (metric.text, wanted), (title, goal, wanted)
+
+    def hardware(self, said: str) -> None:
+        jobs = self.jobs
+        assert {*said.split(", ")} == {*jobs["device"]}, (said, {*jobs["device"]})
+
+    def wrong(self, wrong: str, count: str, job: str, of: str, metric: str, what: str) -> None:
+        row = self.tried.set_index("job_id").loc[job]
+        assert int(wrong) == (row["label"] != row["predicted"]).sum() and int(count) == 40
+        some = known(self.jobs, self.chooser).set_index("job_id")
+        best = (self.chooser.sign * some[self.chooser.column]).idxmax()
+        assert (job, int(of), metric) == (best, len(self.jobs), self.chooser.text)
+        settings = dict.fromkeys([*varied(self.jobs, self.grid.settings), *self.varying])
+        assert parts_of(what or "") == label({**row}, [*settings]), (what, settings)
+
+    @property
+    def varying(self) -> list[str]:
+        return [n for n in REPEATS if n in self.jobs and self.jobs[n].nunique() > 1]
+
+    def about(self, said: str, every: pd.DataFrame | None = None) -> None:
+        jobs = self.behind
+        wanted = []
+        for name in ("dataset", "model"):
+            if jobs[name].nunique() == 1:
+                wanted.append(f"{name} {jobs[name].iloc[0]}")
+        train = between(each[0] for each in jobs["sizes"])
+        wanted.append(f"{train} training, 40 validation and 40 test examples")
+        if not places(jobs):
+            wanted.append("one split")
+        text = ", ".join(wanted)
+        assert said == text[0].upper() + text[1:], (said, text)
+
+    @property
+    def behind(self) -> pd.DataFrame:
+        """The jobs behind the figure, before something is chosen."""
+        ended = self.tried[self.tried["state"].isin(ENDED)]
+        voting = ended[ended["seed"] < CONFIRMING]
+        return voting if len(voting) else ended
+
+    def devices(self, said: str) -> None:
+        counts = Counter(self.behind["device"])
+        wanted = ", ".join(f"{counts[name]} on {name}" for name in DEVICES)
+        assert said == wanted, (said, wanted)
+
+    def confirming(self, count: str) -> None:
+        ended = self.tried[self.tried["state"].isin(ENDED)]
+        assert int(count) == (ended["seed"] >= CONFIRMING).sum()
+
+    def counts(self, tried: str, finished: str, why: str) -> None:
+        states = Counter(self.tried["state"].replace("unknown", "finished"))
+        states["paused or interrupted"] = states.pop("paused", 0)
+        each = {name: n for name, n in sorted(states.items()) if n and name != "finished"}
+        assert (int(tried), int(finished)) == (len(self.tried), states["finished"]), (tried, states)
+        assert why == ", ".join(f"{n} {name}" for name, n in each.items()), (why, each)
+
+
+class OfOne(Caption):
+    """The caption of a figure of the best job."""
+
+    @property
+    def behind(self) -> pd.DataFrame:
+        job = re.search(r"job (\w+)", self.text)[1]
+        return self.tried[self.tried["job_id"] == job]
+
+
+Test = Callable[..., Any]
+
+
+def _curves(c: Caption, title: str, repeats: str, single: str) -> None:
+    c.title(title)
+    c.repeats(repeats)
+    assert bool(single) == ("mean" in repeats)
+
+
+def _results(c: Caption, title: str, repeats: str, crosses: str) -> None:
+    c.title(title)
+    c.repeats(repeats)
+    assert bool(crosses) == (c.jobs["state"] == "diverged").any()
+
+
+def _map(c: Caption, title: str, means: str) -> None:
+    c.title(title)
+    assert means == c.means(c.shown), (means, c.means(c.shown))
+
+
+def _ranking(c: Caption, title: str, first: str, repeats: str) -> None:
+    c.title(title)
+    c.first(first)
+    c.repeats(repeats)
+
+
+def _throughput(c: Caption, devices: str, first: str, repeats: str) -> None:
+    c.hardware(devices)
+    speed = Metric("speed", replace(c.shown.declared, scale="linear", better="higher"))
+    c.jobs = c.jobs[c.jobs["state"] != "diverged"].assign(best_val_speed=1.0, state="finished")
+    c.by = varied(c.jobs, c.grid.settings) + ["device"] * (c.jobs["device"].nunique() > 1)
+    c.first(first, speed, "fastest")
+    c.repeats(repeats, speed)
+
+
+def _costs(c: Caption, title: str, devices: str, repeats: str) -> None:
+    c.title(title)
+    c.hardware(devices)
+    c.repeats(repeats)
+
+
+def _reached(c: Caption, title: str, goal: str, devices: str, interval: str) -> None:
+    c.goal(title, goal)
+    c.hardware(devices)
+    assert bool(interval) != c.among_many
+
+
+def _early(c: Caption) -> None:
+    ends = [
+        {len(row) for row in known(own, c.shown)["curves"].map(lambda x: next(iter(x.values())))}
+        for own in c.groups.values()
+    ]
+    assert max(map(len, ends)) > 1
+
+
+M, R = r"((?:Validation|Test|validation|test) [\w-]+)", r"(.+?)"
+SENTENCES: list[tuple[str, Test]] = [
+    (rf" {M} by optimizer step: {R}(; single jobs are faint)?\.(?= |$)", _curves),
+    (
+        rf" {M} of the weights kept: {R}; open points are single jobs"
+        r"(, crosses jobs that diverged)?\.",
+        _results,
+    ),
+    (rf" {M} of the weights kept: {R}; brighter is better\.", _map),
+    (
+        rf" {M} of the weights kept, by the mean cost of a job on {R}: {R}\. No other settings are "
+        r"both cheaper and better than those on the line\.",
+        _costs,
+    ),
+    (
+        r" Training examples per second between the last two evaluations, on (.+?), of (.+?): "
+        r"(.+?); open points are single jobs\.",
+        _throughput,
+    ),
+    (
+        rf" {M} of (.+?): (.+?); open points are single jobs\. Nothing is chosen by test results\.",
+        _ranking,
+    ),
+    (
+        r" Test results compared with those of the baseline \((.*?)\), with 95% intervals; filled "
+        r"dots can be told from no difference \(5% level for all together\)\.",
+        Caption.baseline,
+    ),
+    (
+        rf" Fraction of jobs that have reached a {M} of (.+?), by the time of training and "
+        r"evaluation on (.+?)(, with its exact 95% binomial interval from the first on)?\.(?= \d)",
+        _reached,
+    ),
+    (r" (\d+) of (\d+) jobs never reached it\.", Caption.never),
+    (
+        r" Test intervals are over (.+?)\.(?= |$)",
+        lambda c, said: c.intervals_over(
+            said, [(own, replace(c.shown, part="test")) for own in c.tested.values()]
+        ),
+    ),
+    (
+        r" Fewer than 3 repeats, so neither interval nor comparison: (.+?)\.(?= [A-Z]|$)",
+        Caption.few,
+    ),
+    (
+        r" ((?:Better in|Worse in|Cannot be told apart)"
+        r".+?5% level for all comparisons together\))\.",
+        Caption.apart,
+    ),
+    (
+        r" Shown is the best of (\S+) values of (.+?) by ((?:validation) [\w-]+)(, ranked by the "
+        r"median with diverged jobs as the worst)?: (.+?)\.(?= [A-Z]|$)",
+        Caption.choice,
+    ),
+    (r" The jobs differ in (.+?) as well\.", lambda c, said: False),
+    (r" Left out: (.+?)\.(?= [A-Z]|$)", Caption.left_out),
+    (r" Of all values (\S+%|less than 0\.1%) are beyond the axis\.", Caption.beyond),
+    (r" (?:Arrows show where the|The) edges of the axes cut intervals off\.", lambda c: None),
+    (r" Means end where the first of their jobs ends\.", _early),
+    (r" Series are moved sideways, so that none hides another\.", lambda c: None),
+    (
+        r" Test examples by true and predicted class, coloured by their fraction of the true "
+        r"class; (\d+) of (\d+) misclassified: job (\w+), the best of (\d+) by ([\w -]+?)"
+        r"(?: \((.*?)\))?\.",
+        Caption.wrong,
+    ),
+    (
+        r" ((?:Dataset|Model|\d+[\d\N{EN DASH}]* training).+?examples(?:, one split)?)\.",
+        Caption.about,
+    ),
+    (r" The jobs ran on different kinds of devices: (.+?)\.(?= |$)", Caption.devices),
+    (r" Not shown: (\d+) jobs? with the seeds of confirm\.", Caption.confirming),
+    (r" Of (\d+) jobs tried, (\d+) finished: (.+?)\.$", Caption.counts),
+]
