@@ -31,10 +31,10 @@ USES = {
 IMPORT = re.compile(r"^( *)from engine(\.[\w.]+)? import (\([^)]*\)|[^\n#]+)(.*)$", re.MULTILINE)
 
 OLD_SOURCE = 'source "$(dirname "$0")/engine/sweeps/sweep.sh"'
-NEW_SOURCE = """cd "$(dirname "$0")" || exit 1
+NEW_SOURCE = """CDPATH='' cd -- "$(dirname -- "$0")" || exit 1
 shell=$(PATH="${VIRTUAL_ENV:-.venv}/bin:$PATH" "${PYTHON:-python}" -m labjobs.sweeps) || exit 1
 # shellcheck source=/dev/null
-source "$shell" # job, search, sweep"""
+. "$shell" # job, search, sweep"""
 
 
 def names_in(found: re.Match[str]) -> list[str]:

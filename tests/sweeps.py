@@ -79,6 +79,7 @@ else:
     line = {"job": job.id, "device": device, "threads": threads}
     line |= {"begun": BEGUN, "ended": time.time()}
     line |= {"code": __doc__, "commit": provenance.version()["commit"]}
+    line |= {"lr": getattr(job.settings, "lr", None)}
     with Path(os.environ["INTERVALS"]).open("a") as file:
         print(json.dumps(line), file=file)
     print(f"{job.label} {status}: {said}")

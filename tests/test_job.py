@@ -1,13 +1,16 @@
 """`python run.py` of the template's own classifier: what it prints, leaves, stores and returns."""
 
 import json
+import shlex
 import shutil
+import signal
 import sys
 
 import numpy as np
 import pytest
 import torch
-from faults import ended, job_of, one_line, same, silent
+from faults import ended, job_of, one_line, same, silent, succeeded, wait_until
+from sweeps import write_grid
 
 QUICK = ("--epochs", "2", "--batch-size", "256", "--augment", "crop-flip", "--log-every", "2")
 STEPS = [2, 4, 6, 8, 10, 12]
@@ -91,6 +94,8 @@ def test_force_starts_it_over_in_one_run_and_another_loader_gives_the_same_bits(
         (("--model", "mpl"), "--model mpl: no such model; did you mean mlp?"),
         (("--precision", "fp16"), "--precision fp16: needs a CUDA GPU"),
         (("--val-fraction", "0"), "--monitor none"),
+        (("--lr", "1", "--lr=2"), "--lr: given as 1 and as 2; give one of them"),
+        (("--val-fraction", "1e-9"), "1e-09 of 1438 examples is 0, but some"),
         (("--fold", "6"), "--fold 6: must be at least 0 and at most 5"),
         (("--fold", "1", "--val-fraction", "0.2"), "--val-fraction and --fold: give only one"),
         (("--dataset", "image-folder", "--data-root", "nowhere"), "no folder nowhere"),
@@ -134,6 +139,37 @@ def test_another_python_is_told_what_it_lacks(project):
     said = f"missing packages ({lacking}); README.md says how to install them"
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"{sys.executable}: {said}\n"
+
+
+def test_python_that_looks_in_no_folder_of_a_script(project, tmp_path):
+    """By PYTHONSAFEPATH, with an installed engine."""
+    (tmp_path / "labjobs").symlink_to(project.root / "labjobs")
+    bare = project.copy(tmp_path / "project")
+    shutil.rmtree(bare.root / "labjobs")
+    env = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(tmp_path)}
+    assert " finished: " in succeeded(bare.run(*QUICK, "--quiet", **env)).stdout
+    write_grid(bare.root, " ".join(QUICK))
+    assert "1 job: 1 finished" in succeeded(bare.do("bash", "run.sh", "--list", **env)).stdout
+
+
+@pytest.mark.parametrize(
+    ("before", "status", "said"),
+    [
+        ("ulimit -n 12", 1, "failed: Too many open files; raise the limit, `ulimit -n`"),
+        ("mkdir gone && cd gone && rmdir ../gone", 1, "the current folder was removed; cd into"),
+    ],
+)
+def test_what_a_shell_left(fresh, before, status, said):
+    script = shlex.join([sys.executable, str(fresh.root / "run.py"), *QUICK, "--quiet"])
+    done = ended(fresh.command("bash", "-c", f"{before}; exec {script}"))
+    assert said in one_line(done, status)
+
+
+def test_a_signal_before_the_job_begins_is_said(fresh):
+    job = fresh.start(*QUICK)
+    wait_until(lambda: bool([*fresh.root.glob("runs/*/*/lock")]))
+    job.terminate()
+    assert " interrupted: by SIGTERM" in one_line(ended(job), 128 + signal.SIGTERM)
 
 
 def test_a_fault_in_the_projects_code_is_one_line_and_its_trace_is_kept(fresh):

@@ -163,6 +163,7 @@ def test_the_recorded_changes_apply_whatever_git_is_configured_to_show(fresh, tm
     code += "from labjobs.job.provenance import version\n"
     code += "files.write_text(Path(sys.argv[1]), version()['changes'])"
     diff = tmp_path / "changes.diff"
+    (root / ".git" / "index").write_bytes(b"")  # as a power cut may leave it
     succeeded(fresh.do("python", "-c", code, str(diff), HOME=str(tmp_path / "home")))
     subprocess.run(["git", "apply", str(diff)], cwd=clean, check=True)
     assert b'# left out (above 1000000 bytes): "large.bin"' in diff.read_bytes()

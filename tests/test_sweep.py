@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from faults import ended, one_line, silent, succeeded, wait_until
+from faults import Project, ended, one_line, silent, succeeded, wait_until
 from labjobs.layout import JOURNAL
 from labjobs.sweeps.gpus import Gpu
 from labjobs.sweeps.sweep import Worker
@@ -63,6 +63,7 @@ def test_a_setting_without_effect_is_named(project, fresh):
     fresh.edit("settings.py", "    seed: int", f"{dummy}    seed: int")
     write_grid(fresh.root, *(f"{QUICK} --dummy {x} --seed {y}" for x in (0, 1) for y in (0, 1)))
     done = succeeded(fresh.do("bash", "run.sh"))
+    assert "run.sh: no code reads --dummy\n" in done.stdout
     *_, first, second = done.stdout.splitlines()
     assert first == "4 of 4 jobs finished, 4 of them now"
     assert second.startswith("run.sh: --dummy 0.0 and 1.0 gave the same results, bit for bit (jobs")
@@ -91,6 +92,32 @@ def started(sweep: "subprocess.Popen[str]") -> str:
     """The id of the job that a sweep says next that it has started."""
     assert sweep.stdout
     return next(line.split()[2] for line in sweep.stdout if " started on " in line)
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_run_sh_runs_from_anywhere(lab, shell, tmp_path):
+    """Also where CDPATH leads to another folder of the same name, and not at all by `source`."""
+    root = lab.project.root
+    lab.write_grid("--seed 9")
+    (tmp_path / "else" / root.name).mkdir(parents=True)
+    env = {"CDPATH": f"{tmp_path}/else:."}
+    away = Project(root.parent)
+    away.env = lab.project.env
+    assert (
+        "1 job: 1 pending" in silent(away.do(shell, f"{root.name}/run.sh", "--list", **env)).stdout
+    )
+    sourced = lab.project.do("bash", "-i", "-c", "source run.sh --list; echo still here")
+    assert sourced.stdout == "still here\n"
+    assert "run.sh: not with source: bash run.sh\n" in sourced.stderr
+
+
+def test_what_started_it_may_ignore_its_children(lab):
+    """Their ends could not be waited for."""
+    lab.write_grid(light()(0))
+    ignore = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+    command = f"{ignore}os.execvp(sys.argv[1], sys.argv[1:])"
+    done = silent(lab.project.behind(sys.executable, "-c", command).do("bash", "run.sh"))
+    assert "1 of 1 jobs finished, 1 of them now" in done.stdout
 
 
 def test_a_wrong_grid_starts_nothing_and_names_each_job(lab):

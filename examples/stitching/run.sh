@@ -3,10 +3,10 @@
 # core if the machine has no GPU. Run it again after a crash or a power cut, or with a longer grid: it
 # does what is left.
 
-cd "$(dirname "$0")" || exit 1
+CDPATH='' cd -- "$(dirname -- "$0")" || exit 1
 shell=$(PATH="${VIRTUAL_ENV:-.venv}/bin:$PATH" "${PYTHON:-python}" -m labjobs.sweeps) || exit 1
 # shellcheck source=/dev/null
-source "$shell" # job, search, sweep
+. "$shell" # job, search, sweep
 
 grid() {
   for model in mlp convnet; do

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable
 
+LIMITS = {errno.EMFILE: "ulimit -n", errno.EFBIG: "ulimit -f"}  # what a shell may have set
 FULL = (errno.ENOSPC, errno.EDQUOT)  # numbers of the errors by which a disk is full
 
 
@@ -69,6 +70,8 @@ def cause(error: BaseException) -> str:
     in_words = not isinstance(error, OSError) and any(os.strerror(n) in str(error) for n in FULL)
     if in_words or (isinstance(error, OSError) and error.errno in FULL):
         return "the disk is full; free some space and give the same command again"
+    if isinstance(error, OSError) and error.errno in LIMITS:
+        return f"{error.strerror}; raise the limit, `{LIMITS[error.errno]}` in the shell"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     lines = str(error).strip().splitlines() or [""]

@@ -130,7 +130,10 @@ ENGINE = Path(__file__).resolve().parent
 
 def _code() -> Path:
     """The script's folder, the current one or the nearest above it, if it has a settings.py."""
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        sys.exit("the current folder was removed; cd into one that exists")
     script = here / sys.argv[0]  # empty in a notebook or a prompt
     for folder in (script.resolve().parent if sys.argv[0] else here, here, *here.parents):
         if folder != ENGINE and (folder / "settings.py").is_file():
@@ -139,6 +142,9 @@ def _code() -> Path:
 
 
 CODE = _code()  # the folder that the student's code lies in: the project's, or a sweep's copy of it
+
+if sys.flags.safe_path and str(CODE) not in sys.path:  # by PYTHONSAFEPATH, python -I or -P
+    sys.path.insert(0, str(CODE))
 
 PROJECT = Path(os.environ.get("PROJECT_FOLDER", CODE))
 """The project's folder: runs, data and the default tracking store lie in it."""

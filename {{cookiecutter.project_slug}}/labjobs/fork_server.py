@@ -304,6 +304,7 @@ if __name__ == "__main__":
     gc.disable()  # while it imports
     for number in (signal.SIGINT, signal.SIGHUP):  # clients stop their forks by other signals
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or no fork could be waited for
     sys.path.insert(0, os.getcwd())
     sys.argv[0], requests, *modules = "", *sys.argv[1:]  # no script of a project
     learn(modules)

@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,12 +63,19 @@ def begin(kind: type[Any], metrics: Mapping[str, Metric]) -> "Attempt | Check":
         if ranks.mine() != ALONE:
             return _of_several(folder, script)
         own = folder()
+        terminal.handle_signals(partial(_leave_early, own))
         ranks.check(own.settings, own.runtime, 1)
         if own.runtime.check:
             return Check(own)
         return Scratch(own) if own.runtime.scratch else Attempt(own)
     except SettingsError as error:
         sys.exit(leave(exit_status.WRONG, f"{script}: {error}"))
+
+
+def _leave_early(folder: JobFolder[Any], number: int, _frame: object) -> None:
+    """End the process by a signal before its job listens to signals."""
+    line = f"interrupted: {Interrupted(number)} before it began; the same command starts it"
+    os._exit(leave(exit_status.SIGNALLED + number, f"{folder.label} {line}"))
 
 
 # A job of several processes, which torchrun or srun has started. Process 0 makes the attempt, as

@@ -3,7 +3,8 @@
 import ast
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -68,7 +69,9 @@ def fault(error: BaseException) -> Place | None:
 def words_of(file: Path) -> Iterator[str]:
     """Yield the names of attributes that a file's code reads, of functions that it calls with
     settings, and its texts; not those of a `__post_init__`, which only checks."""
-    left: list[ast.AST] = [ast.parse(file.read_bytes())]
+    left: list[ast.AST] = []
+    with suppress(SyntaxError, ValueError):  # it is not Python
+        left.append(ast.parse(file.read_bytes()))
     while left:
         node = left.pop()
         if isinstance(node, ast.FunctionDef) and node.name == "__post_init__":
@@ -80,3 +83,21 @@ def words_of(file: Path) -> Iterator[str]:
         elif isinstance(node, ast.Call) and "settings" in "".join(map(ast.unparse, node.args)):
             yield ast.unparse(node.func)
         left += ast.iter_child_nodes(node)
+
+
+OF_ENGINE = {
+    *("epochs", "steps", "minutes", "eval_every", "accumulate", "seed", "fold", "split_seed"),
+    *("val_fraction", "dataset", "monitor", "schedule", "init_from", "note"),
+}
+"""Settings that the engine reads; and the note, which only tells jobs apart."""
+
+WHOLE = {"asdict", "astuple", "fields", "vars", "__dict__"}  # by which code reads all settings
+
+
+def unread(settings: object, files: Iterable[Path]) -> tuple[list[str], str]:
+    """Return the settings that no code in some files reads; or none, and the word by which the code
+    may read all of them."""
+    read = {word for file in files for word in words_of(file)}
+    names = [name for name in vars(settings) if name not in read | OF_ENGINE]
+    whole = min(read & WHOLE, default="")
+    return [] if whole else names, whole

@@ -40,7 +40,7 @@ from labjobs.job import terminal
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Stopped
 from labjobs.settings import Metric, value_at_start
-from labjobs.sources import Place, reached, words_of
+from labjobs.sources import Place, reached, unread
 
 T = TypeVar("T")
 
@@ -322,25 +322,11 @@ def _loss_at_start(trials: Trials) -> Answer:
     return Answer(tuple(found))
 
 
-OF_ENGINE = {
-    *("epochs", "steps", "minutes", "eval_every", "accumulate", "seed", "fold", "split_seed"),
-    *("val_fraction", "dataset", "monitor", "schedule", "init_from", "note"),
-}
-"""Settings that the engine reads; and the note, which only tells jobs apart."""
-
-WHOLE = {"asdict", "astuple", "fields", "vars", "__dict__"}  # by which code reads all settings
-
-
 def _settings(trials: Trials) -> Answer:
     """Does the code that was imported read each setting?"""
-    read = {word for file in trials.whole.imported for word in words_of(Path(file))}
-    if whole := sorted(read & WHOLE):
-        return Answer(unknown=f"since `{whole[0]}` may read all of them")
     settings, text = trials.job.settings, "{} does nothing: no code reads it"
-    return Answer(
-        tuple(
-            Finding(attribute_at(type(settings), name), text.format(option(name)))
-            for name in vars(settings)
-            if name not in read | OF_ENGINE
-        )
-    )
+    names, whole = unread(settings, map(Path, trials.whole.imported))
+    if whole:
+        return Answer(unknown=f"since `{whole}` may read all of them")
+    places = [attribute_at(type(settings), name) for name in names]
+    return Answer(tuple(map(Finding, places, [text.format(option(name)) for name in names])))

@@ -37,7 +37,7 @@ SCALARS: dict[type, tuple[Callable[[str], Any], str]] = {  # in the order in whi
     Span: (Span, Span.WANTED),
     JobId: (JobId, JobId.WANTED),
     Weights: (Weights, Weights.WANTED),
-    Path: (lambda text: Path(_text(text)), "a path"),
+    Path: (lambda text: Path(_text(text)), "a path in UTF-8"),
     str: (_text, "text in UTF-8"),
 }
 """The types that a setting may have: how a value is read, and its name in messages."""

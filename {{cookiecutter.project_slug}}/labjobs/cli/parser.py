@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -71,6 +71,17 @@ class Parser(argparse.ArgumentParser):
         raise SettingsError(message.removeprefix("argument "))
 
 
+class Once(argparse.Action):
+    """Stores the value of a setting, which may be given twice only with the same value."""
+
+    def __call__(self, parser: object, found: object, value: Any, option: object = None) -> None:
+        """Raise SettingsError for a second value."""
+        first = getattr(found, self.dest, value)
+        if first != value:
+            raise SettingsError(f"{option}: given as {first} and as {value}; give one of them")
+        setattr(found, self.dest, value)
+
+
 def unknown_flag(word: str, known: Sequence[str]) -> str:
     """Return the error message for a word that is not a flag."""
     if not word.startswith("-"):
@@ -116,10 +127,13 @@ def _command(kind: type, runtime: type) -> tuple[Mapping[str, Flag], Parser]:
         if not flag.rules.get("only_with") or own.keys() & {*flag.rules["only_with"]}
     }
     known = {**own, **offered}
-    return known, _parser(known, flags.of_fields(kind) | flags.of_fields(runtime))
+    parser = _parser(known, flags.of_fields(kind) | flags.of_fields(runtime), once=own)
+    return known, parser
 
 
-def _parser(known: Mapping[str, Flag], written: Mapping[str, tuple[str, str]]) -> Parser:
+def _parser(
+    known: Mapping[str, Flag], written: Mapping[str, tuple[str, str]], once: Collection[str]
+) -> Parser:
     script = Path(sys.argv[0])
     parser = Parser(
         usage=f"{'bash' if script.suffix == '.sh' else 'python'} {script.name} [flags]",
@@ -137,6 +151,8 @@ def _parser(known: Mapping[str, Flag], written: Mapping[str, tuple[str, str]]) -
         alone = True if bool in flag.reader.types else flag.rules.get("alone")
         optional: dict[str, Any] = {} if alone is None else {"nargs": "?", "const": as_text(alone)}
         metavar = "NAME" if flag.names else flag.reader.metavar
+        if name in once:  # the engine's own flags may stand in front of all jobs of a sweep
+            optional["action"] = Once
         group.add_argument(option(name), metavar=metavar, help=_help(flag, text), **optional)
     return parser
 

@@ -81,7 +81,8 @@ def split(
         chosen = nearest(units.sizes[alike], int(number))
         if not 0 < len(chosen) < len(alike):
             raise SettingsError(
-                f"--dataset: {what} are too few to hold out a fraction of {fraction}"
+                f"{fraction} of {what} is {len(chosen)}, but some have to be held out, and some "
+                "left: see --dataset and --val-fraction"
             )
         held_out[alike[chosen]] = True
     return _parts(dataset, held_out[units.of])

@@ -64,6 +64,12 @@ def version() -> dict[str, str]:
     return {"commit": commit, "branch": branch, "changes": _changes() if commit else ""}
 
 
+def no_commit() -> str:
+    """Return why no commit is recorded, as git says it; empty if one is."""
+    said = b"" if version()["commit"] else _asked(("rev-parse", "--verify", "HEAD"))[1]
+    return said.decode(errors="replace").partition("\n")[0].removeprefix("fatal: ")
+
+
 def names(*words: str, index: Path | None = None) -> list[str]:
     """The names that a git command lists, whatever their encoding."""
     return [os.fsdecode(name) for name in git(*words, "-z", index=index).split(b"\0")[:-1]]
@@ -75,12 +81,15 @@ def _changes() -> str:
 
     Files that may hold secrets and those that are large are named at the top, but not shown.
     """
-    new = names("ls-files", "--others", "--exclude-standard")
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "index"
         index = CODE / os.fsdecode(git("rev-parse", "--git-path", "index").strip())
         if index.exists():
             shutil.copy(index, copy)
+        if not git("ls-files", "-z", index=copy):  # damaged, as by a power cut
+            copy.unlink(missing_ok=True)
+            git("read-tree", "HEAD", index=copy)
+        new = names("ls-files", "--others", "--exclude-standard", index=copy)
         changed = names("diff", "HEAD", "--relative", "--name-only", index=copy)
         closed = [name for name in (*changed, *new) if is_closed(name)]
         counts = names("diff", "HEAD", "--relative", "--numstat", "--no-renames", index=copy)
@@ -112,13 +121,20 @@ def _is_large(file: Path) -> bool:
 
 def git(*words: str, index: Path | None = None, given: bytes = b"") -> bytes:
     """What a git command prints; empty if there is no git or no repository."""
+    return _asked(words, index, given)[0]
+
+
+def _asked(
+    words: tuple[str, ...], index: Path | None = None, given: bytes = b""
+) -> tuple[bytes, bytes]:
+    """What a git command prints, and what it complains of."""
     own = {name: value for name, value in os.environ.items() if name not in NAMING}
     env = own | ({"GIT_INDEX_FILE": str(index)} if index else {})
     try:
         done = subprocess.run(["git", *words], cwd=CODE, env=env, input=given, capture_output=True)
-    except FileNotFoundError:
-        return b""
-    return done.stdout
+    except OSError as error:  # there is no git, or none that may be run
+        return b"", str(error).encode()
+    return done.stdout, done.stderr
 
 
 def paths() -> set[Path]:

@@ -87,7 +87,6 @@ class Interruption:
 
     def _stop(self, number: int, _frame: object) -> None:
         handle_signals(signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's would raise as its loaders end
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process at once
         self.asked = number
@@ -107,6 +106,9 @@ def handle_signals(handler: Any) -> None:
     """Set what the signals do."""
     for number in SIGNALS:
         signal.signal(number, handler)
+    # What was started may have been told to ignore it, and then learns no exit status; torch's
+    # own handler would raise as its loaders end.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 # What is printed: a reader that has left and a console with few letters change no job.
@@ -123,6 +125,7 @@ def prepare_streams() -> None:
     if other and sys.argv[0] in sys.orig_argv:  # a command, not a script that a notebook runs
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    os.environ.pop("PYTHONIOENCODING", None)  # of this console; processes talk in UTF-8
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

@@ -18,12 +18,14 @@ from pathlib import Path
 from types import ModuleType
 
 from labjobs import exit_status, files, fork_server, layout, machine
+from labjobs.cli.flags import option
 from labjobs.errors import BROKEN_GPU, SettingsError
 from labjobs.exit_status import KILLED
 from labjobs.files import CODE, ENGINE, PROJECT
 from labjobs.fork_server import LOST, Process, Server
-from labjobs.job import identity
+from labjobs.job import identity, provenance
 from labjobs.job.terminal import leave
+from labjobs.sources import unread
 from labjobs.sweeps import grid
 from labjobs.sweeps.grid import Entry
 from labjobs.tracking import courier
@@ -209,7 +211,18 @@ def _check(entries: list[Entry], here: bool) -> bool:
         kinds.add(job.device.type)
 
     grid.each(entries, act)
+    scripts_settings = {type(entry.job.settings): entry.job.settings for entry in entries}
+    for settings in scripts_settings.values():
+        if names := unread(settings, _own_code())[0]:
+            print(f"run.sh: no code reads {', '.join(map(option, names))}", flush=True)
     return kinds == {"cpu"}
+
+
+def _own_code() -> list[Path]:
+    """The project's Python files, but for those that only look at results, and tests."""
+    left_out = {"plot.py", "jobs.py", "tests", "labjobs"}
+    found = (path for path in provenance.paths() if path.suffix == ".py")
+    return [CODE / path for path in found if path.parts[0] not in left_out]
 
 
 def _imported(script: str) -> ModuleType:

@@ -164,8 +164,8 @@ def _run(
         return exit_status.WRONG
     since = (folder / layout.CHECKED).stat().st_mtime_ns
     grid.each(left, Entry.make)
-    if not provenance.version()["commit"]:
-        print("no git repository here, so no commit is recorded", flush=True)
+    if why := provenance.no_commit():
+        print(f"no commit is recorded: {why}", flush=True)
     if problem := installation.problem(PROJECT):
         print(problem, flush=True)
     if cluster:

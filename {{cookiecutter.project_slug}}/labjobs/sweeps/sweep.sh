@@ -6,8 +6,13 @@
 # A sweep's folder, .sweeps/<name>/, holds `grid` and two pipes (grid.py says what for), `code/` (what
 # is run) and `lock`, which is held by everything that the sweep has started.
 
+# `sh run.sh`, where that is another shell; `source run.sh` at a prompt, which `exit` would close.
+[ -n "${BASH_VERSION-}" ] || exec bash "${0##*/}" "$@"
+if [[ $- == *i* ]]; then
+  sweep() { echo "run.sh: not with source: bash run.sh" >&2; }
+  return
+fi
 set -Euo pipefail # without -e, under which `wait`, ((n++)) and traps misbehave
-cd "$(dirname "$0")" || exit 1
 [[ -e /dev/fd/1 ]] || exec >/dev/null # closed, by `bash run.sh >&-`
 export PYTHONUTF8="${PYTHONUTF8-1}"   # words and names of files mean the same in every locale
 
