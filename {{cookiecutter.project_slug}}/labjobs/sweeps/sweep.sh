@@ -12,7 +12,8 @@ if [[ $- == *i* ]]; then
   sweep() { echo "run.sh: not with source: bash run.sh" >&2; }
   return
 fi
-set -Euo pipefail # without -e, under which `wait`, ((n++)) and traps misbehave
+
+set -Euo pipefail                     # without -e, under which `wait`, ((n++)) and traps misbehave
 [[ -e /dev/fd/1 ]] || exec >/dev/null # closed, by `bash run.sh >&-`
 export PYTHONUTF8="${PYTHONUTF8-1}"   # words and names of files mean the same in every locale
 
