@@ -447,6 +447,8 @@ def test_a_job_is_called_by_its_seed_and_what_is_not_default():
     said = as_words(parse(*words[0].split(), words[1], *words[2].split()))
     assert said == "seed=2 lr=1 widths=8,9 limit=3 pretrained=on note=a b c"
     assert as_words(parse("--lr", "1", "--note", "x" * 300)) == "seed=0 lr=1"  # short for MLflow
+    red = as_words(parse("--note", "\x1b[31mred"))
+    assert red == "seed=0 note=?[31mred"  # or a terminal would obey
     kind = changed(("model", str, "mlp"))
     assert as_words(kind(lr=1.0, model="convnet")) == "convnet seed=0 lr=1"
 

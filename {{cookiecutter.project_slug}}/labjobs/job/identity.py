@@ -91,6 +91,7 @@ def as_words(settings: Any) -> str:
     named = {name: as_text(plain[name]) for name in ("model", "seed") if name in plain}
     words = [f"{key}={value}" for key, value in (named | changed(settings)).items()]
     words = [" ".join(word.removeprefix("model=").split()) for word in words]
+    words = [re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", word) for word in words]  # terminals obey them
     while len(name := " ".join(words)) > LONGEST_NAME:
         words.remove(max(words, key=len))
     return name or "defaults"
