@@ -31,6 +31,7 @@ PAGES = {
     "techniques": ("techniques.py",),
     "start": ("start.py",),
     "courier": ("courier.py",),
+    "trackers": ("trackers.py",),
     "drawing": ("drawing.py",),
     "drawing-server": ("drawing.py", "--server"),
     "fingerprint": ("fingerprint.py",),

@@ -220,11 +220,16 @@ def disturb(project: Project, chance: random.Random) -> tuple[str, bool]:
     return ("too late" if over else f"{whom}, {way}"), done.returncode in {0, 3}
 
 
-def assert_ends_copied(project: Project) -> None:
-    done = project.run(*LONG)
+def finished(project: Project, *flags: str) -> str:
+    """Run a job to its end, and until everything is uploaded; returns its id."""
+    done = project.run(*flags)
     if done.returncode == 3:  # on a slow machine, not all is uploaded within 30 s
-        done = project.run(*LONG)
-    succeeded(done)
+        done = project.run(*flags)
+    return job_of(succeeded(done))
+
+
+def assert_ends_copied(project: Project) -> None:
+    finished(project, *LONG)
     (attempt,) = (project.root / "runs").glob("*/*/")
     assert_copied(project, attempt)
 
@@ -291,7 +296,7 @@ def test_a_copy_that_is_killed_at_any_instant_is_completed(tracked, pytestconfig
 
 def test_a_job_s_settings_tags_and_files(tracked):
     """The costs of a finished job are there as well, once."""
-    job = tracked.finish(*SHORT, "--lr", "0.01")
+    job = finished(tracked, *SHORT, "--lr", "0.01")
     attempt = tracked.folder(job)
     assert_copied(tracked, attempt)
     settings = json.loads((attempt / "settings.json").read_text())["settings"]
@@ -384,7 +389,7 @@ def test_what_wandb_uploads_between_and_after_the_parts_of_a_job(tracked):
     succeeded(tracked.do(*upload))
     uploaded = len(service.lines)
     assert uploaded >= 10
-    job = tracked.finish(*SHORT)
+    job = finished(tracked, *SHORT)
     for _ in range(2):
         (tracked.folder(job) / "sent.json").unlink()
         succeeded(tracked.do("python", "jobs.py", "sync"))
@@ -396,7 +401,7 @@ def test_what_wandb_uploads_between_and_after_the_parts_of_a_job(tracked):
 
 def test_sync_copies_what_ran_before_and_what_force_has_replaced_is_gone(tracked):
     """In W&B, what was replaced stays a run of its own: it may have been uploaded."""
-    job = tracked.finish(*SHORT)
+    job = finished(tracked, *SHORT)
     tracked.env["TRACKERS"], names = "", tracked.env["TRACKERS"]
     tracked.finish(*SHORT, "--force")
     tracked.env["TRACKERS"] = names
