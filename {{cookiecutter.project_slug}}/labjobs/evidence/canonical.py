@@ -97,7 +97,7 @@ class Code:
         ):
             return False
         is_variable = "ClassVar" in ast.unparse(statement.annotation)
-        return not self.values.has_other_settings and (
+        return not (self.values.has_other_settings or self.values.shows_settings) and (
             not is_variable or tail(statement.target) == "FORMER"
         )
 
@@ -108,6 +108,7 @@ READS_CALLER = {"query", "eval"}
 GETS = {"getattr", "operator.attrgetter", "operator.methodcaller"}
 
 FIND = "importlib.util.find_spec"
+TO_READ = {"filename", "stream", "handlers"}
 LOADS = {"torch.load", "numpy.load", FIND}
 SAFE = {"weights_only": True, "allow_pickle": False}
 """Without these values, what they load may be of any class that the file names."""
@@ -128,7 +129,7 @@ class Writer:
         self._uses: dict[Use, None] = {}
         self._words: set[str] = set()
         self._asked: dict[int, tuple[Key, ...]] = {}
-        self._safe: set[int] = set()  # calls that load nothing but data
+        self._safe: set[int] = set()  # calls that load nothing but data, formats that are shown
         self._imported: set[ast.AST] = set()
 
     def written(self, node: ast.AST) -> Written:
@@ -217,12 +218,16 @@ class Writer:
         text = node.value.decode("latin-1") if isinstance(node.value, bytes) else node.value
         if isinstance(text, str):
             self._words.add(text)
-            self._look_into(text, node)
+            if id(node) not in self._safe:
+                self._look_into(text, node)
         self.out.append(_constant(node.value))
 
     def _look_into(self, text: str, node: ast.AST) -> None:
         if word := special_word(text):  # by which `format` or `getattr` may reach other code
             self._doubt(node, f"names {word}")
+        module, _, name = text.partition(":")  # as gymnasium imports it
+        if name.isidentifier() and module in self._code.symbols:
+            self._doubt(node, f"names {text}", module)
 
     def _JoinedStr(self, node: ast.JoinedStr) -> None:
         """An f-string; versions of Python differ in how they cut the text between its values."""
@@ -251,9 +256,12 @@ class Writer:
         else:
             self.out.append(f"local:{node.id}")
             owner = self._scope.owner(node.id) if self._scope else None
-            is_class = owner and isinstance(owner.node, ast.ClassDef)
-            if is_class and node.id in self._module.definitions:  # before the class binds it
-                self._use("definition", self._module.name, node.id)
+            if owner and isinstance(owner.node, ast.ClassDef):  # before the class binds it
+                around = self._code.symbols.resolve(self._module, [node.id])
+                if around.kind == "definition":
+                    self._use("definition", around.module, around.name)
+                elif around.kind == "module":
+                    self._doubt(node, f"uses {node.id} as a value", around.module)
 
     def _Attribute(self, node: ast.Attribute) -> None:
         if is_special(node.attr):
@@ -311,6 +319,8 @@ class Writer:
             self._doubt(node, f"imports {name}, which may change later", self._module.name)
         for name in self._module.modules_of(node):
             self._use("import", name)
+            if name == "__future__":
+                self.out.append("types are texts;")
             if name in self._code.symbols:
                 self.out.append(f"import:{name};")
             elif self._code.symbols.is_unknown(name):
@@ -318,7 +328,10 @@ class Writer:
         for local, alias in self._module.imported(node).items():
             owner = self._scope.owner(local) if self._scope else None
             bound = owner.bound if owner else self._module.bound
-            if not self._module.alias(local, bound.get(local, [])):
+            # What a class imports, its instances have, too; and locals() has all.
+            is_class = owner and isinstance(owner.node, ast.ClassDef)
+            is_shown = is_class or (owner and "locals" in map(tail, owner.nodes))
+            if is_shown or not self._module.alias(local, bound.get(local, [])):
                 self.out.append(f"{local}=")
                 target = self._code.symbols.of_import(*alias, [local])
                 self._refer(target, ast.copy_location(ast.Name(local, ast.Load()), node))
@@ -416,13 +429,18 @@ class Writer:
                 found = self._target(argument)
                 is_metrics = found and found[:3] == ("definition", SETTINGS, "METRICS")
                 self._ask(argument, ENGINES if is_metrics else ALL)
+        names = {keyword.arg: keyword.value for keyword in node.keywords}
+        if path == "logging.basicConfig" and names.keys().isdisjoint(TO_READ):
+            self._safe.add(id(names.get("format")))  # lines that are only shown
+        if "trust_remote_code" in names:  # perhaps of a folder in the project
+            self._doubt(node, "uses trust_remote_code")
         if path == FIND and [type(getattr(a, "value", None)) for a in node.args] == [str]:
             self._safe.add(id(node.func))
             name = str(getattr(node.args[0], "value", ""))
             self._use("import", name)
             self.out.append(f"import:{name};" if name in self._code.symbols else "")
         elif path in LOADS:
-            given = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
+            given = {name: getattr(value, "value", None) for name, value in names.items()}
             is_safe = all(given.get(name, safe) is safe for name, safe in SAFE.items())
             if is_safe and None not in given and len(node.args) <= 2:
                 self._safe.add(id(node.func))

@@ -30,7 +30,7 @@ WHOLE = "<file>"
 
 METRIC = "labjobs.settings.Metric"
 
-NO_CODE = {"labjobs", "runs", "vendor", "figures", "tables"}
+NO_CODE = {"labjobs", "runs"}
 """Folders of a project that have no code of its jobs, besides hidden ones."""
 
 EVERY_LINE = range(sys.maxsize)
@@ -44,6 +44,8 @@ SOURCES = (
     *("makefile", ".mk"),
 )
 """How the names of programs' sources end."""
+
+MAKEFILES = {"GNUmakefile", "makefile", "Makefile"}
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Project:
         self.engine = EngineCode(folder)
         self.symbols = Symbols(folder, entry, self.engine.door)
         self.code = Code(self.symbols)
-        self.effects = cache(partial(Effects, self.symbols, self.code.registries))
+        self.effects = cache(partial(Effects, self.symbols, self.code.registries, self.code.values))
         self._texts: dict[ast.AST, list[Written]] = {}
         self.direction = cache(self._direction)
         self.acts = cache(self._acts)
@@ -202,25 +204,33 @@ class Project:
         return False
 
     def order(self, module: Module) -> list[ast.stmt]:
-        """Return the statements of a module that do more than define names, and its imports of
-        modules that have such statements."""
+        """Return the statements of a module that do more than define names, its imports of modules
+        that have such statements, and that of `annotations` if it may matter."""
         return [
             statement
             for statement in module.statements
             if statement in self.effects(module).statements
             or self.code.values.rebound(module, statement)
             or any(map(self.acts, module.modules_of(statement)))
+            or ("__future__" in module.modules_of(statement) and self._looks_at_types(module))
         ]
+
+    def _looks_at_types(self, module: Module) -> bool:
+        """Whether it may matter if types are evaluated: on import, or as fields of dataclasses."""
+        kinds = (ast.AnnAssign, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        acting = self.effects(module).statements
+        return self.code.values.looks_at_fields or any(isinstance(s, kinds) for s in acting)
 
     def _acts(self, name: str) -> bool:
         """Whether importing a module does something besides defining names."""
-        waiting, seen = [name], {name}
+        waiting = parents(name)
+        seen = {*waiting}
         while waiting:
             if module := self.symbols.get(waiting.pop()):
                 rebound = partial(self.code.values.rebound, module)
                 if self.effects(module).statements or any(map(rebound, module.statements)):
                     return True
-                imported = {each for each, _ in module.imports} - seen
+                imported = {part for each, _ in module.imports for part in parents(each)} - seen
                 waiting.extend(imported)
                 seen |= imported
         return False
@@ -283,9 +293,9 @@ class Closure:
 
     def find(self, also: Sequence[str]) -> None:
         """Reach everything, beginning with what importing the entry does, and `also` these."""
-        self._enter(self._symbols.entry, "")
         for word in filter(special_word, sorted(self._words)):
             self._take_everything("", f"a setting is {word!r}")
+        self._enter(self._symbols.entry, "")
         for part in also:
             name, _, definition = part.partition(":")
             module = self._symbols.get(name)
@@ -448,8 +458,10 @@ class Closure:
 
     def _take_programs(self) -> None:
         """Take the programs that constants and settings name."""
-        for word in sorted({*self._words, *(self._scripts() if self._runs_programs else ())}):
-            is_python, is_file = word.lower().endswith(".py"), self._project.is_program(word)
+        scripts = self._scripts() if self._runs_programs else set[str]()
+        for word in sorted(self._words | scripts):
+            is_python = word.lower().endswith(".py")
+            is_file = word in scripts or self._project.is_program(word)
             file, why = self._folder / word, f"{word} is named in the code"
             if is_file:
                 self._put_file(f"file:{file.relative_to(self._folder).as_posix()}", file, "")
@@ -460,11 +472,15 @@ class Closure:
                 self._take_everything("", f"{word!r} in the code is no file of the project")
 
     def _scripts(self) -> set[str]:
-        """Return the files that commands such as "sh ./a.sh" name, and those that they name."""
+        """Return the files that commands such as "sh ./a.sh" name, and those that they name, also
+        without an ending; and what `make` reads."""
         found, waiting = set[str](), [*self._words]
         while waiting:
             words = {*re.split(r"[^\w./+-]+", waiting.pop())} - found
-            named = {word for word in words if self._project.is_program(word)}
+            words |= MAKEFILES - found if "make" in words else set()
+            plain = {w for w in words if re.fullmatch(r"\w{1,99}", w)}
+            named = {w for w in words - plain if self._project.is_program(w)}
+            named |= {w for w in plain if (self._folder / w).is_file()}
             found |= named
             texts = (_bytes(self._folder / name) for name in named if not name.endswith(".py"))
             waiting.extend(text.decode(errors="replace") for text in texts)

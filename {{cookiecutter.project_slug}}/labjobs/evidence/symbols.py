@@ -209,7 +209,10 @@ class Module:
     def __init__(self, name: str, path: str, data: bytes, package: str, is_entry: bool) -> None:
         self.name, self.path, self._package, self._is_entry = name, path, package, is_entry
         self.source = decode_source(data)
-        self.statements = [s for s in ast.parse(self.source).body if self._runs(s)]
+        body = ast.parse(self.source).body
+        if any("__name__" in names_bound(node) for s in body for node in here(s)):
+            self._is_entry = True  # perhaps: it may call itself "__main__"
+        self.statements = [s for s in body if self._runs(s)]
         self.bound: dict[str, list[ast.stmt]] = {}
         for statement in self.statements:
             names = (name for inner in here(statement) for name in names_bound(inner))
@@ -255,17 +258,21 @@ class Module:
     def stars(self) -> list[str]:
         """The modules of `from … import *`, the one with precedence first."""
         return [
-            self._absolute(s)
-            for s in reversed(self.statements)
-            if isinstance(s, ast.ImportFrom) and s.names[0].name == "*"
+            self._absolute(node)
+            for node in reversed(self.nodes)
+            if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
         ]
 
     def is_unclear_to(self, other: "Module") -> bool:
         """Return whether it cannot be known what `from … import *` gives another module: if there
-        is an `__all__`, or if the other module also has these names from elsewhere."""
+        is an `__all__`, if the other module also has these names from elsewhere, or if the import
+        stands within `try` or `if`."""
         mentioned = {node.id for node in self.nodes if isinstance(node, ast.Name)}
         both = {*self.definitions, *self.aliases} & {*other.definitions, *other.aliases}
-        return "__all__" in {*mentioned, *self.aliases} or not all(n.startswith("_") for n in both)
+        star = f"{self.name}.*"
+        is_inner = not any(star in other.modules_of(statement) for statement in other.statements)
+        is_double = not all(name.startswith("_") for name in both)
+        return is_inner or is_double or "__all__" in {*mentioned, *self.aliases}
 
     @cached_property
     def imports(self) -> list[tuple[str, int]]:

@@ -31,6 +31,7 @@ from labjobs.evidence.symbols import (
     tail,
 )
 from labjobs.evidence.understood import is_library, reaches_anything, words
+from labjobs.evidence.values import Values
 
 Name = tuple[str, str]
 """A module and a name in it."""
@@ -128,13 +129,19 @@ def _written_out(module: Module, name: str) -> ast.Dict | None:
 # What importing a module does besides defining names. It counts for all jobs. A statement defines a
 # name and does nothing else if it consists of what is listed here; everything else may do more.
 
-TAKE_DATA = words(
+MAKE_FIXED = words(
     """
-    bool bytes complex dict enumerate float frozenset int len list max min range reversed round
-    set sorted str sum tuple zip abs re.compile pathlib.Path torch.device torch.Size
-    torch.tensor torch.zeros torch.ones torch.arange torch.linspace numpy.array numpy.zeros
-    numpy.ones numpy.arange numpy.linspace math.sqrt math.log math.log2 math.log10 math.exp
+    bool bytes complex float frozenset int len max min range round str sum tuple abs re.compile
+    pathlib.Path torch.device torch.Size math.sqrt math.log math.log2 math.log10 math.exp
     math.prod math.ceil math.floor math.pow math.cos math.sin
+    """
+)
+"""Calling these changes nothing, if what they are given is data; nor can their values change."""
+
+TAKE_DATA = MAKE_FIXED | words(
+    """
+    dict enumerate list reversed set sorted zip torch.tensor torch.zeros torch.ones torch.arange
+    torch.linspace numpy.array numpy.zeros numpy.ones numpy.arange numpy.linspace
     """
 )
 """Calling these changes nothing, if what they are given is data."""
@@ -176,8 +183,11 @@ BASES = ("object", "Exception", "ValueError", "RuntimeError", "dict", "list", "t
 class Effects:
     """The statements of a module that do more than define names."""
 
-    def __init__(self, symbols: Symbols, registries: Registries, module: Module) -> None:
+    def __init__(
+        self, symbols: Symbols, registries: Registries, values: Values, module: Module
+    ) -> None:
         self._module, self._symbols, self._registries = module, symbols, registries
+        self._may_change = values.may_change
         again = {
             statement
             for name, statements in module.definitions.items()
@@ -203,7 +213,7 @@ class Effects:
                 are_inert = all(map(self._is_inert_decorator, decorators))
                 return are_inert and all(map(self._is_value, parts))
             case ast.ClassDef(keywords=[]):
-                bases = [self._path(base) for base in statement.bases]
+                bases = [self._path(self._module, base) for base in statement.bases]
                 makes_members = any(base.startswith("enum.") for base in bases)
                 named = [getattr(inner, "name", "") for inner in statement.body]
                 return (
@@ -229,12 +239,13 @@ class Effects:
         function, given = node, []
         if isinstance(node, ast.Call):
             function, given = node.func, [*node.args, *(k.value for k in node.keywords)]
-        return self._path(function) in DECORATE and all(map(self._is_value, given))
+        is_known = self._path(self._module, function) in DECORATE
+        return is_known and all(map(self._is_value, given))
 
     def _is_base(self, module: Module, node: ast.expr, depth: int) -> bool:
         """Whether inheriting from a class does nothing."""
         node = node.value if isinstance(node, ast.Subscript) else node  # Generic[T]
-        path = self._symbols.path_of(module, node)
+        path = self._path(module, node)
         if path or depth > DEPTH:
             is_enum = path.startswith("enum.") and depth > 0
             return path in BASES or ("." in path and is_library(path) and not is_enum)
@@ -247,22 +258,27 @@ class Effects:
                 )
         return False
 
-    def _path(self, node: ast.expr) -> str:
-        return self._symbols.path_of(self._module, node)
+    def _path(self, module: Module, node: ast.AST) -> str:
+        """Return the path of what a node names outside of the project, if it is always that."""
+        path = self._symbols.path_of(module, node)
+        return "" if self._may_change("", path) else path
 
     def _is_name(self, node: ast.expr) -> bool:
-        """Whether `a.b.c` is a name of a library or of a definition."""
+        """Whether `a.b.c` is a name of a library or of a definition, and always of this one."""
         chain = chain_of(node)
         target = self._symbols.resolve(self._module, chain) if chain else None
-        if not target:
+        if not target or self._may_change(target.module, target.name):
             return False
         if target.kind == "definition":
-            return target.used == len(chain)
+            home = self._symbols.get(target.module)
+            is_one = home is not None and len(home.definitions[target.name]) == 1
+            return is_one and target.used == len(chain)
         is_known = target.kind == "module" or bool(target.path)
         return is_known and not reaches_anything(target.path)
 
     def _is_value(self, node: ast.AST) -> bool:
         """Whether evaluating an expression, which may be a type, does nothing."""
+        module = self._module
         match node:
             case ast.Name() | ast.Attribute() if self._is_name(node):
                 return True
@@ -273,19 +289,18 @@ class Effects:
             case ast.Dict(keys=keys, values=parts):
                 are_data = all(key and self._is_data(self._module, key) for key in keys)
                 return are_data and all(map(self._is_value, parts))
-            case ast.Call(func=function, args=args, keywords=named) if self._path(function) in KEEP:
+            case ast.Call(func=kind, args=args, keywords=named) if self._path(module, kind) in KEEP:
                 return all(map(self._is_value, [*args, *(each.value for each in named)]))
-            case ast.Subscript(value=kind, slice=inside) if self._path(kind):
+            case ast.Subscript(value=kind, slice=inside) if self._path(module, kind):
                 return self._is_value(inside)
             case ast.BinOp(left=left, op=ast.BitOr(), right=right) if all(
                 isinstance(each, TYPES) and self._is_value(each) for each in (left, right)
             ):
                 return True
-        return self._is_data(self._module, node)
+        return self._is_data(module, node)
 
     def _is_data(self, module: Module, node: ast.AST, depth: int = 0) -> bool:
         """Whether an expression consists of numbers, texts and names for these."""
-        path_of = self._symbols.path_of
 
         def below(inner: ast.AST) -> list[ast.AST]:
             """Return the parts of a node that may be something else."""
@@ -299,8 +314,8 @@ class Effects:
         for inner in everywhere(node, below):
             match inner:
                 case ast.Call(func=function):
-                    is_datum = path_of(module, function) in TAKE_DATA
-                case ast.Name() | ast.Attribute() if path := path_of(module, inner):
+                    is_datum = self._path(module, function) in TAKE_DATA
+                case ast.Name() | ast.Attribute() if path := self._path(module, inner):
                     is_datum = path.startswith(("math.", "torch.", "numpy.", "string."))
                 case ast.Name() | ast.Attribute():
                     is_datum = self._is_constant(module, inner, depth)
@@ -313,9 +328,16 @@ class Effects:
         return True
 
     def _is_constant(self, module: Module, node: ast.expr, depth: int) -> bool:
-        """Whether a name of the project stands for data."""
+        """Whether a name of the project stands for data that nothing changes."""
         found = self._symbols.definition(module, node)
         match found[0].definitions[found[1]] if found and depth < DEPTH else []:
-            case [ast.Assign([ast.Name()], value) | ast.AnnAssign(ast.Name(), _, value)] if found:
-                return value is not None and self._is_data(found[0], value, depth + 1)
+            case [
+                ast.Assign([ast.Name()], value) | ast.AnnAssign(ast.Name(), _, ast.expr() as value)
+            ] if found and not self._may_change(found[0].name, found[1]):
+                calls = (n.func for n in everywhere(value) if isinstance(n, ast.Call))
+                is_fixed = all(self._path(found[0], function) in MAKE_FIXED for function in calls)
+                is_fixed &= not any(
+                    isinstance(n, ast.List | ast.Dict | ast.Set) for n in everywhere(value)
+                )
+                return is_fixed and self._is_data(found[0], value, depth + 1)
         return False

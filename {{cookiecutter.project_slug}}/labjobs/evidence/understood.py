@@ -41,14 +41,17 @@ LIBRARIES = words(
 
 REACH_ANYTHING = words(
     """
-    eval exec compile vars dir __import__ builtins importlib ctypes shelve timeit
+    eval exec compile vars dir help __import__ builtins importlib ctypes shelve timeit
     subprocess sys types.FunctionType types.CodeType types.ModuleType logging.config
     multiprocessing.set_executable os.system os.popen os.startfile
     asyncio.create_subprocess_exec asyncio.create_subprocess_shell asyncio.subprocess
-    typing.get_type_hints pickle.load pickle.loads pickle.Unpickler traceback torch.jit
+    typing.get_type_hints typing_extensions.get_type_hints contextlib.redirect_stderr
+    warnings.formatwarning pickle.load pickle.loads pickle.Unpickler traceback torch.jit
     torch.package torch.hub torch.serialization.load
     numpy.ctypeslib numpy.f2py pandas.read_pickle numba.cfunc yaml.unsafe_load yaml.Loader
-    yaml.UnsafeLoader yaml.full_load multiprocessing.managers concurrent.futures.interpreter
+    yaml.UnsafeLoader yaml.full_load yaml.FullLoader yaml.CLoader yaml.CFullLoader
+    yaml.CUnsafeLoader mlflow.pyfunc mlflow.pytorch multiprocessing.managers
+    concurrent.futures.interpreter
     """
 )
 """Of these libraries and of Python itself: imports, runs or reads code by names that are computed,
@@ -113,7 +116,7 @@ def is_special(name: str) -> bool:
 def special_word(text: str) -> str:
     """Return a name in a text that leads to other code, or the beginning or end of one, of which
     code may make such a name; empty if there is none."""
-    for word in re.findall("\\w*_\\w*|^lineno$", text):
+    for word in re.findall("\\w*_\\w*|\\blineno\\b", text):
         is_part = "__" in (word[:2], word[-2:])
         if is_special(word) or (is_part and not re.fullmatch("__\\w+__|___+", word)):
             return str(word)

@@ -7,6 +7,7 @@ Job[Settings])`, or a variable or a parameter that never has another value.
 
 import ast
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple, get_args
@@ -43,6 +44,9 @@ CALLED_BY_ENGINE = {"prepare", "run", "check_schedule"}
 
 JOBS = {"labjobs.training.loop.Job", "labjobs.training.init_from.Timing"}
 """Classes of the engine, one of which a job has; `job.settings` are its settings."""
+
+PASS_ON = {"print", "isinstance", "dataclasses.replace", "copy.copy", "object.__setattr__"}
+"""Functions that do not tell code what all of the job's settings are."""
 
 GENERIC = {"Job", "Callable", "dict", "list", "tuple", "type", "Optional", "Union", "Mapping"}
 
@@ -89,12 +93,16 @@ class Values:
         self._mentioned, self._stored, self._shared = set[str](), set[str](), set[str]()
         self._renamed: dict[str, set[str]] = {}  # by imports, such as `import load as read`
         self._prepared: set[str] = set()  # names of what job.prepare() returns
+        self._functions = set[str]()  # names of functions and classes
+        self._typed = defaultdict[str, set[str]](set)  # parameters, by the names of their types
+        self._around: dict[int, ast.AST] = {}  # what stands around each node
         self._rebound = set[tuple[str, str]]()  # names in modules that code may bind again, or ""
         self._is_sure = True  # that nothing replaces the job's settings
         for module in modules:
             for statement in module.statements:
                 self._index(statement, module)
         self.settings = self._named(symbols.get(symbols.entry))
+        self.looks_at_fields = "fields" in self._mentioned
         self._fields = dict(self._declared())
         tests = (n.test for m in modules for n in m.nodes if isinstance(n, ast.If | ast.IfExp))
         asked = {tail(node) for test in tests for node in ast.walk(test)}
@@ -103,6 +111,7 @@ class Values:
         self._is_sure &= not self.has_other_settings or self._stored.isdisjoint(self._fields)
         self._given = cache(self._find_given)
         self._tracing = set[tuple[ast.AST, str]]()
+        self.shows_settings = self._are_shown()
 
     def _index(self, statement: ast.stmt, module: Module) -> None:
         """Note the calls, and the names that are used in other ways."""
@@ -118,6 +127,8 @@ class Values:
                 call = arguments.get(id(node))
                 if id(node) not in inner_names and not (call and tail(call.node.func) == "getattr"):
                     self._index_module(place)
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                self._functions.add(node.name)
             match node:
                 case ast.Call(func=function):
                     self._calls.setdefault(tail(function), []).append(place)
@@ -135,6 +146,7 @@ class Values:
                     self._prepared |= {name} if tail(function) == "prepare" else set()
                 case ast.arg(arg=name, annotation=kind) if kind:
                     self._prepared |= {name} if tail(kind) == "Forward" else set()
+                    self._typed[tail(kind)].add(name)
                 case ast.Global(names=names) | ast.Nonlocal(names=names):
                     self._shared.update(names)
                     self._rebound |= {(module.name, scope.mangled(n)) for n in names if scope}
@@ -146,6 +158,7 @@ class Values:
             inner = self._symbols.scope(node, scope) if isinstance(node, SCOPES) else scope
             body = getattr(node, "body", None)
             for child in (child for child in children(node) if id(child) not in types):
+                self._around[id(child)] = node
                 is_inside = child is body or (isinstance(body, list) and child in body)
                 is_inside |= isinstance(node, Comprehension)
                 waiting.append((child, inner if is_inside else scope))
@@ -172,12 +185,16 @@ class Values:
             _, home, name, _ = self._symbols.of_import(*alias, [""])
             found = self._symbols.get(home) if name else None
             in_circle = found and any(each in self._symbols for each, _ in found.imports)
-            if found and (
-                (in_circle and len(found.bound.get(name, ())) > 1)
-                or self._rebound & {(home, name), (home, "")}
+            if (found or not home) and (
+                (found and in_circle and len(found.bound.get(name, ())) > 1)
+                or self.may_change(home, name)
             ):
-                return f"{home}.{name}"
+                return f"{home}.{name}".lstrip(".")
         return ""
+
+    def may_change(self, home: str, name: str) -> bool:
+        """Return whether code may bind a name in a module again, or a path outside the project."""
+        return not self._rebound.isdisjoint({(home, name), (home, "")})
 
     # The job's own settings
 
@@ -218,6 +235,43 @@ class Values:
             or any(tail(node) != "self" for first in asked for node in first)
             or not self._mentioned.isdisjoint({"fields", "__class__"})
         )
+
+    def _are_shown(self) -> bool:
+        """Whether code may look at all of the job's settings at once, such as at their text."""
+        names = {"settings", *self._typed[self.settings]}
+
+        def may_be_settings(place: Place) -> bool:
+            is_own = place.module.name == MODULE and tail(place.node) == "self"
+            is_named = is_own or tail(place.node) in names
+            return is_named or (isinstance(place.node, ast.Name) and self.keys(place) == SETTINGS)
+
+        places = [place for uses in self._uses.values() for place, _ in uses]
+        for place in places:
+            around = self._around[id(place.node)]
+            if isinstance(around, ast.Call) and tail(around.func) in ("replace", "copy"):
+                around = self._around[id(around)]
+            if isinstance(around, ast.Assign) and may_be_settings(place):
+                names |= {tail(target) for target in around.targets}
+        return any(map(may_be_settings, filter(self._is_look, places)))
+
+    def _is_look(self, place: Place) -> bool:
+        """Whether what an expression stands for may be looked at as a whole there."""
+        around = self._around[id(place.node)]
+        if isinstance(around, ast.keyword):
+            around = self._around[id(around)]
+        match around:
+            case ast.Attribute(attr=name):
+                return name.startswith("__")
+            case ast.Call(func=function):
+                target = self._symbols.within(place.module, place.scope, chain_of(function))
+                if path := target.path if target else "":
+                    return path not in PASS_ON and not path.startswith("labjobs.")
+                return isinstance(function, ast.Attribute) and tail(function) not in self._functions
+            case ast.Tuple():
+                around = self._around[id(around)]
+            case ast.Compare(ops=[ast.Is() | ast.IsNot()]):
+                return False
+        return not isinstance(around, ast.Assign | ast.AnnAssign | ast.Expr)
 
     def setting(self, place: Place) -> str:
         """Return the name of the job's setting that an expression is, if a condition sees it as it
