@@ -3,11 +3,14 @@ What the jobs of a grid will cost: the forecast, and a budget that is kept."""
 
 import json
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 from faults import ended, job_of, kill, silent, succeeded, wait_until
-from labjobs import layout
+from labjobs import files, layout
+from labjobs.job.journal import Journal
 from labjobs.tracking import costs
 from sweeps import SETTINGS, Lab
 
@@ -46,6 +49,20 @@ def test_the_hours_of_both_processes_add_up(killed):
     most = max(each["host_bytes"] for each in seen.values())
     assert float(str(found["peak_host_memory_gb"])) >= most / 1e9 > 0.05
     assert not {"gpu_hours", "peak_device_memory_gb"} & found.keys()
+
+
+def test_the_hours_of_all_gpus_count(killed, tmp_path):
+    project, job, *_ = killed
+    attempt = Path(shutil.copytree(project.folder(job), tmp_path / job / "copy"))
+    about = files.read_record(attempt / layout.COST)
+    for process in about["processes"].values():
+        process["gpu_seconds"] = 1800.0
+    files.write_record(attempt / layout.COST, {k: v for k, v in about.items() if k != "crc"})
+    assert costs.totals(attempt)["gpu_hours"] == 1.0
+    tagged = Journal(attempt, "auto")
+    tagged.tags({"processes": "4"})
+    tagged.close("FINISHED")
+    assert costs.totals(attempt)["gpu_hours"] == 4.0
 
 
 def test_they_are_in_the_table_of_results_and_shown(killed):

@@ -33,12 +33,15 @@ INTERVAL = 10.0  # seconds between two writes of cost.json
 
 def totals(attempt: Path) -> dict[str, float]:
     """Return the cost of an attempt so far, by metric. What is unknown is left out."""
-    readings = [*seen(attempt).values()]
-    readings += [line["cost"] for line in _lines(attempt) if "cost" in line]
+    lines = _lines(attempt)
+    readings = [*seen(attempt).values(), *(line["cost"] for line in lines if "cost" in line)]
     cost = {}
     for name, (what, unit, combined) in COSTS.items():
         if known := [used[what] for used in readings if used.get(what)]:
             cost[name] = combined(known) / unit
+    if "gpu_hours" in cost:  # of each process, which has a GPU of its own
+        tags = (line.get("tags", {}).get("processes") for line in lines)
+        cost["gpu_hours"] *= int(next(filter(None, tags), 1))
     return cost
 
 
