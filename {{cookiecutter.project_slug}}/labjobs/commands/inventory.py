@@ -441,7 +441,8 @@ def _print_settings(job: Job) -> None:
     for name, value in job.plain.items():
         default = as_plain(known[name].default) if name in known else value
         usual = f"  (default: {as_text(default) or 'empty'})" if value != default else ""
-        print(f"  {name:{width}}  {as_text(value)}{usual}".rstrip())
+        text = identity.CONTROL.sub("?", as_text(value))
+        print(f"  {name:{width}}  {text}{usual}".rstrip())
 
 
 def _print_attempt(attempt: Attempt) -> None:

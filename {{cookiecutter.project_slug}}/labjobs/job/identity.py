@@ -80,6 +80,10 @@ def as_command(settings: Any, script: str) -> str:
     return shlex.join(["python", f"{script}.py", *words])
 
 
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""A character that a terminal obeys."""
+
+
 def as_words(settings: Any) -> str:
     """Return a job's name, one line that distinguishes it from others: `convnet seed=2 lr=0.01`.
 
@@ -91,7 +95,7 @@ def as_words(settings: Any) -> str:
     named = {name: as_text(plain[name]) for name in ("model", "seed") if name in plain}
     words = [f"{key}={value}" for key, value in (named | changed(settings)).items()]
     words = [" ".join(word.removeprefix("model=").split()) for word in words]
-    words = [re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", word) for word in words]  # terminals obey them
+    words = [CONTROL.sub("?", word) for word in words]
     while len(name := " ".join(words)) > LONGEST_NAME:
         words.remove(max(words, key=len))
     return name or "defaults"
