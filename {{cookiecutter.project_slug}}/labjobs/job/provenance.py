@@ -67,6 +67,8 @@ def version() -> dict[str, str]:
 def no_commit() -> str:
     """Return why no commit is recorded, as git says it; empty if one is."""
     said = b"" if version()["commit"] else _asked(("rev-parse", "--verify", "HEAD"))[1]
+    if b"single revision" in said:
+        return "there is none yet"
     return said.decode(errors="replace").partition("\n")[0].removeprefix("fatal: ")
 
 
