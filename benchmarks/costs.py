@@ -165,7 +165,7 @@ def compared(project: Path, count: int) -> str:
         for job, cost in found.items()
     )
     ratio = "{:.2f} ({:.2f} to {:.2f})".format(*ratios)
-    return f"{ratio}; of {len(found)} {alike} alike, {held} in range"
+    return f"{ratio}; {alike} of {len(found)} comparable, {held} in range"
 
 
 def repeats(project: Path) -> list[float]:
@@ -194,17 +194,18 @@ def main() -> None:
                 rows.append([f"{name}{clock}", *(compared(at, count) for count in FINISHED)])
             noise += repeats(made)
     about = (
-        f"{machine('torch')}; {JOBS} jobs in each sweep, of the digits. What `bash run.sh --list "
-        "--cost` forecasts for the jobs that are left, over the time that they took, in all: the "
-        "forecast, and its range; for how many of them a job alike has run; and of how many the "
-        "time is within the range of their own forecast. It is made from none, the first and the "
-        "first ten jobs that had finished, in the order of the grid, in which the longest "
-        "jobs and the largest networks come last. The machine had much other work to do, "
-        "which changed while the sweeps ran: jobs took many times their CPU time, and of jobs that "
-        "differ in nothing but the seed the longest took up to "
-        f"{max(noise):.2f} times as long as the shortest (median: {median(noise):.2f}). So the "
-        "second row of each sweep has the same jobs with their CPU time in place of the time that "
-        "passed, in journals and in truth. `python benchmarks/costs.py` makes this page."
+        f"{machine('torch')}; {JOBS} jobs in each sweep, of the digits. A cell compares what `bash "
+        "run.sh --list --cost` forecasts for the jobs that are left with the time that they took: "
+        "the forecast for all of them, divided by that time, and its range; how many of them "
+        "are comparable to jobs that have run; and for how many the time is within the range of "
+        "their own forecast. The forecast is made from none, the first and the first ten jobs that "
+        "had finished, in the order of the grid, in which the longest jobs and the largest "
+        "networks come last. The machine had much other work to do, which changed while the sweeps "
+        "ran: jobs took many times their CPU time, and among jobs that differ only in the seed the "
+        f"longest took up to {max(noise):.2f} times as long as the shortest (median: "
+        f"{median(noise):.2f}). So the second row of each sweep has the same jobs with their CPU "
+        "time in place of the elapsed time, both in the journals and in the time that they took. "
+        "`python benchmarks/costs.py` makes this page."
     )
     head = ["sweep", *(f"from {count}" for count in FINISHED)]
     page("What sweeps take, as forecast and in truth", about, head, rows)

@@ -109,7 +109,7 @@ def ran(lab, *jobs):
 
 
 def forecast(lab, *jobs):
-    """What is forecast for jobs: the hours with their range, and whether any job alike has run."""
+    """What is forecast for jobs: the hours, their range, and whether a comparable job has run."""
     lab.write_grid(*jobs)
     rows = json.loads(silent(lab.sweep("--list", "--cost", "--json")).stdout)
     found = [row["cost"] for row in rows]
@@ -126,7 +126,7 @@ def test_a_forecast_knows_no_more_than_what_has_run(lab):
     jobs = ["--epochs 2", "--epochs 2 --seed 1", "--epochs 4", "--epochs 2 --lr 0.2"]
     lab.write_grid(*jobs)
     *_, line = silent(lab.sweep("--list", "--cost")).stdout.splitlines()
-    assert line == "4 of 4 jobs: none similar has run; not counted"
+    assert line == "4 of 4 jobs: no similar job has run; not counted"
     ran(lab, jobs[0])
     finished, again, longer, other = forecast(lab, *jobs)
     assert finished is None
@@ -138,7 +138,7 @@ def test_a_forecast_knows_no_more_than_what_has_run(lab):
     start = "3 jobs to run: 9.5 GPU hours (7.6 to 11.9), 9.5 kWh; 2 at once: 5.0 h (4.0 h to 6.2 h)"
     assert total.startswith(f"{start}, until ")
     like = "counted like the most similar ones, 2.5 GPU hours (2 to 3.12)"
-    assert unlike == f"1 of 3 jobs: none alike has run; {like}"
+    assert unlike == f"1 of 3 jobs: no comparable job has run; {like}"
 
 
 def test_which_settings_matter_is_learnt(lab):

@@ -370,11 +370,11 @@ def test_captions_count_what_was_audited_and_what_confirms(draw, store, tmp_path
         store.job("audited", {"val_accuracy": [0.5]}, **how)
     drawn = draw("audited")
     caption = drawn.caption("learning-curves")
-    assert "Audited: 1 of 2 jobs, of which all gave the same bits again." in caption
+    assert "Audited: 1 of 2 jobs; all of these gave the same bits again." in caption
     assert caption.endswith("Not shown: 1 job with the seeds of confirm.")
     about = json.loads((drawn.folder / "main.json").read_text())
     assert sorted(about["audited"].values()) == ["different", "same"]
-    assert "Audited: 2 of 3 jobs, of which 1 gave" in (drawn.folder / "main.md").read_text()
+    assert "Audited: 2 of 3 jobs; 1 of these gave" in (drawn.folder / "main.md").read_text()
 
 
 @pytest.mark.parametrize("declared", [{}, {"scale": "log"}, {"unit": 1e-6, "target": 5e-6}])

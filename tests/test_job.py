@@ -155,7 +155,7 @@ def test_python_that_looks_in_no_folder_of_a_script(project, tmp_path):
 @pytest.mark.parametrize(
     ("before", "status", "said"),
     [
-        ("ulimit -n 12", 1, "failed: Too many open files; raise the limit, `ulimit -n`"),
+        ("ulimit -n 12", 1, "failed: Too many open files; raise the limit with `ulimit -n`"),
         ("mkdir gone && cd gone && rmdir ../gone", 1, "the current folder was removed; cd into"),
     ],
 )

@@ -44,13 +44,13 @@ def test_generations_follow_from_results_and_are_written_down(swept, fresh):
 
     fresh.edit("models.py", "nn.ReLU()", "nn.Tanh()")
     changed = succeeded(swept(3, "--redo-stale"))
-    line = "run.sh: propose tuned: generation 2 was proposed from other results"
+    line = "run.sh: propose tuned: earlier results changed; generation 2 stays"
     assert line in changed.stdout.splitlines() + changed.stderr.splitlines()
     assert "6 of 6 jobs finished, 6 of them now" in changed.stdout
     assert path.read_text().startswith(written)
 
     path.write_text(written.removesuffix("3\n") + "2\n")
-    edited = "searches/tuned.txt was edited, or merged; restore it from version control"
+    edited = "searches/tuned.txt was edited or merged; restore it from version control"
     assert one_line(swept(3), 2) == f"run.sh: propose tuned: {edited}"
     path.write_text(written + "<<<<<<< HEAD\n")
     assert one_line(swept(3), 2) == f"run.sh: propose tuned: {edited}"
@@ -110,5 +110,5 @@ def test_proposals_are_new_come_close_and_depend_on_results_alone():
 def test_a_range_without_further_jobs_is_named():
     asked = proposals.read(["a", "3", "x", "2", "--kind", "choice a b c d"])
     tried = asked.known()[0].jobs
-    with pytest.raises(proposals.SettingsError, match="a: its ranges have no 3 further jobs"):
+    with pytest.raises(proposals.SettingsError, match="a: its ranges do not have 3 more jobs"):
         propose(asked, tried, [1.0, 2.0, 3.0], 1)

@@ -64,7 +64,7 @@ def test_an_unfinished_attempt_of_ones_own_is_named_and_stays(fresh, folder):
     done = adopt(fresh, folder)
     assert done.returncode == 1 and done.stdout.startswith("adopted 1 job; 1 already here\n")
     name = f"{job}/{fresh.folder(job).name}"
-    assert f"{name} is here already, not finished: continue it, or remove it\n" in done.stderr
+    assert f"{name} is already here, but not finished: continue it, or remove it\n" in done.stderr
     succeeded(fresh.do("python", "jobs.py", "rm", job, "--anyway"))
     assert succeeded(adopt(fresh, folder)).stdout.startswith("adopted 1 job; 1 already here\n")
     assert job_of(fresh.run(*SHORT, "--seed", "0")) == job and len(fresh.runs(job)) == 1

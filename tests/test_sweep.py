@@ -108,7 +108,7 @@ def test_run_sh_runs_from_anywhere(lab, shell, tmp_path):
     )
     sourced = lab.project.do("bash", "-i", "-c", "source run.sh --list; echo still here")
     assert sourced.stdout == "still here\n"
-    assert "run.sh: not with source: bash run.sh\n" in sourced.stderr
+    assert "run.sh: do not source it; type bash run.sh\n" in sourced.stderr
 
 
 def test_what_started_it_may_ignore_its_children(lab):

@@ -71,7 +71,7 @@ def cause(error: BaseException) -> str:
     if in_words or (isinstance(error, OSError) and error.errno in FULL):
         return "the disk is full; free some space and give the same command again"
     if isinstance(error, OSError) and error.errno in LIMITS:
-        return f"{error.strerror}; raise the limit, `{LIMITS[error.errno]}` in the shell"
+        return f"{error.strerror}; raise the limit with `{LIMITS[error.errno]}` in the shell"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     lines = str(error).strip().splitlines() or [""]

@@ -70,7 +70,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def json_of(content: Any, indent: int | None = 2) -> str:
-    """Return content as JSON that every program reads; without an indent, as short as it can be."""
+    """Return content as JSON that every program can read; without an indent, on one short line."""
     separators = None if indent else (",", ":")
     return json.dumps(_finite(content), indent=indent, separators=separators)
 

@@ -95,7 +95,7 @@ WHOLE = {"asdict", "astuple", "fields", "vars", "__dict__"}  # by which code rea
 
 
 def unread(settings: object, files: Iterable[Path]) -> tuple[list[str], str]:
-    """Return the settings that no code in some files reads; or none, and the word by which the code
+    """Return the settings that no code in the files reads; or none, and the word by which the code
     may read all of them."""
     read = {word for file in files for word in words_of(file)}
     names = [name for name in vars(settings) if name not in read | OF_ENGINE]

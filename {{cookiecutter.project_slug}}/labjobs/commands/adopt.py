@@ -80,7 +80,7 @@ def adopt(project: Project, given: argparse.Namespace) -> int:
     status = exit_status.DONE
     for name in every:
         if attempts.status_of(project.runs_root / name) != "finished":
-            line = f"jobs.py: {name} is here already, not finished: continue it, or remove it"
+            line = f"jobs.py: {name} is already here, but not finished: continue it, or remove it"
             status = leave(exit_status.FAILED, line)
     status = inventory.sync(project.runs_root) or status
     if chosen := random.sample(sorted(new), min(given.spot_check, len(new))):

@@ -36,7 +36,7 @@ BESIDE = (layout.CACHE, layout.SWEEPS, layout.EXPORTED, *layout.COPIES, "mlflow.
 """What else jobs leave in the project's folder."""
 
 REMOVED, ADOPTED = ".removed-", ".adopted-"
-"""How the names of folders begin that are being removed, or adopted."""
+"""Beginnings of the names of folders that are being removed, or adopted."""
 
 LARGEST = 5
 """How many jobs are named."""
@@ -66,8 +66,8 @@ def print_disk(project: Project, as_json: bool) -> int:
 
 
 def _files(*paths: Path) -> Iterator[tuple[Path, int]]:
-    """The files in folders, or files, with the bytes that each takes on the disk; of several names
-    of one file, as the store has of best weights, the first takes them."""
+    """The files in folders, or files, with the bytes that each takes on the disk. If a file has
+    several names, as best weights have in the store, its bytes count for the first."""
     linked: dict[tuple[int, int], Path] = {}
     for path in paths:
         inside = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)

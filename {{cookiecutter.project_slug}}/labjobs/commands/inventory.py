@@ -44,7 +44,7 @@ RESULTS = ("test_", "best_")
 
 
 ENDS = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "paused or interrupted"}
-"""How an attempt ended, by the last line of its journal, for one whose outcome.json is lost."""
+"""How an attempt whose outcome.json is lost ended, by the last line of its journal."""
 
 Attempt = dict[str, Any]
 """An attempt at a job, as `show --json` prints it. Unknown values are empty; `ended`, when it last

@@ -42,12 +42,12 @@ NOISES = (1e-3, 1e-2, 1e-1)  # their variance, of which the likeliest pair is ta
 
 NORMAL = NormalDist()
 
-FRUITLESS = 100  # proposals of a sampler without a new job after which there are no further ones
+FRUITLESS = 100  # proposals of a sampler without a new job, for each job, after which it gives up
 
 
 def next_generation(words: list[str], ids: list[str]) -> dict[str, Any]:
     """Write the next generation down, if all jobs have results; return it as `jobs`, and `said`, a
-    line if the results have changed from which an earlier one follows. Raises SettingsError."""
+    line if the results that an earlier one follows from have changed. Raises SettingsError."""
     asked = proposals.read(words)
     known, scores = asked.known(), _scores(ids)
     if not asked.path.exists():
@@ -59,7 +59,7 @@ def next_generation(words: list[str], ids: list[str]) -> dict[str, Any]:
             break
         basis = proposals.digest("".join(f"{job} {before[job]!r}\n" for job in sorted(before)))
         if number < len(known) and known[number].basis != basis:
-            said = f"propose {asked.name}: generation {number + 1} was proposed from other results"
+            said = f"propose {asked.name}: earlier results changed; generation {number + 1} stays"
             break
         if number == len(known) < asked.generations:
             tried = [job for generation in known for job in generation.jobs]
@@ -69,8 +69,8 @@ def next_generation(words: list[str], ids: list[str]) -> dict[str, Any]:
 
 
 def _scores(ids: Sequence[str]) -> dict[str, float]:
-    """The results by which jobs are chosen, of those that have one with the present code: lower is
-    better, and infinite is diverged."""
+    """The results by which jobs are chosen, for jobs that have one with the present code: lower is
+    better, and a job that diverged has infinity."""
     try:
         every = tables.jobs(experiment_name(), identity.read(identity.DEFAULT).settings)
     except NoResults:
@@ -108,7 +108,7 @@ def propose(
             jobs.append(job)
         if len(jobs) == asked.count:
             return jobs
-    line = f"its ranges have no {asked.count} further jobs; ask for fewer, or widen a range"
+    line = f"its ranges do not have {asked.count} more jobs; ask for fewer, or widen a range"
     raise SettingsError(f"propose {asked.name}: {line}")
 
 
@@ -147,7 +147,7 @@ def _spread(asked: Proposals, generation: int) -> Iterator[dict[str, float]]:
 def _close_to(
     parents: Sequence[list[str]], asked: Proposals, generation: int
 ) -> Iterator[dict[str, float]]:
-    """Settings close to others, of which choices change now and then."""
+    """Settings close to others; their choices change now and then."""
     random = np.random.default_rng([int(asked.seed), generation])
     for index in range(CANDIDATES):
         given = search.flags(parents[index % len(parents)])
@@ -161,8 +161,8 @@ def _close_to(
 
 
 def _coordinates(ranges: Sequence[search.Range], job: Sequence[str]) -> list[float]:
-    """Where a job lies: a number in [0, 1] for each range, and for a choice one for each value; for
-    a flag that is not given, the middle."""
+    """Where a job lies: a number in [0, 1] for each range, but for a choice one for each value; the
+    middle for a flag that is not given."""
     given, found = search.flags(job), list[float]()
     for each in ranges:
         value = given.get(each.flag)
@@ -216,7 +216,7 @@ def _predicted(
 def _by_optuna(
     asked: Proposals, tried: Sequence[list[str]], scores: Numbers, generation: int
 ) -> Iterator[dict[str, float]]:
-    """The numbers of settings that a sampler of Optuna suggests, which is told all results anew."""
+    """The numbers of settings that a sampler of Optuna suggests, after being told all results."""
     import optuna
     from optuna import distributions, samplers
 

@@ -58,7 +58,7 @@ class Use(NamedTuple):
     everything  all modules, because of `why`
     import      what importing a module does
     engine      a name of the engine
-    unseen      `name`, of a library, reads files that Python does not open; `why` is where
+    unseen      `name`, of a library, reads files that Python does not open; `why` says where
     """
 
     how: str
@@ -328,7 +328,7 @@ class Writer:
         for local, alias in self._module.imported(node).items():
             owner = self._scope.owner(local) if self._scope else None
             bound = owner.bound if owner else self._module.bound
-            # What a class imports, its instances have, too; and locals() has all.
+            # Instances have what their class imports; and locals() has everything.
             is_class = owner and isinstance(owner.node, ast.ClassDef)
             is_shown = is_class or (owner and "locals" in map(tail, owner.nodes))
             if is_shown or not self._module.alias(local, bound.get(local, [])):

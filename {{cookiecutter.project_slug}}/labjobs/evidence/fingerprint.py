@@ -69,7 +69,7 @@ class Fingerprint:
     """A line for each module that counts as a whole, with the reason and where it stands."""
 
     unseen: Mapping[str, str] = field(compare=False)
-    """Functions of libraries that read files which Python does not open, and where it uses them."""
+    """Functions of libraries that read files without Python, and where the code uses them."""
 
     lines: Mapping[str, Sequence[range]] = field(repr=False, compare=False)
     """The lines of each module that are in a part, counted from 0."""

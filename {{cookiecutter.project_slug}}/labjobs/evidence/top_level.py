@@ -136,7 +136,7 @@ MAKE_FIXED = words(
     math.prod math.ceil math.floor math.pow math.cos math.sin
     """
 )
-"""Calling these changes nothing, if what they are given is data; nor can their values change."""
+"""Calling these changes nothing if they are given data, and what they return cannot change."""
 
 TAKE_DATA = MAKE_FIXED | words(
     """
@@ -264,7 +264,7 @@ class Effects:
         return "" if self._may_change("", path) else path
 
     def _is_name(self, node: ast.expr) -> bool:
-        """Whether `a.b.c` is a name of a library or of a definition, and always of this one."""
+        """Whether `a.b.c` is a name of a library or of a definition, and always of the same one."""
         chain = chain_of(node)
         target = self._symbols.resolve(self._module, chain) if chain else None
         if not target or self._may_change(target.module, target.name):

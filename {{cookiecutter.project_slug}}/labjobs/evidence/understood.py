@@ -131,8 +131,8 @@ def reaches_anything(path: str) -> bool:
 
 
 def reads_unseen(path: str) -> bool:
-    """Return whether what has a dotted path reads files without Python having opened them, or is a
-    module, as a value, with functions that do. Classes may be values: they are named as types."""
+    """Return whether a dotted path names what reads files that Python has not opened, or a module
+    with such functions, used as a value. Classes may be values: they are named as types."""
     return not READ_UNSEEN.isdisjoint(parents(path)) or (path in HAVE_UNSEEN and path.islower())
 
 

@@ -480,13 +480,13 @@ def join_by_environment() -> None:
 
 def declare(given: Iterable[str | os.PathLike[str]], places: Places, note: bool = True) -> None:
     """Check that files, and folders with all that is in them, can be data, and note that the job
-    reads them. Raises JobError for one that cannot be."""
+    reads them. Raises JobError for a path that cannot be."""
     paths = [os.path.abspath(os.path.expanduser(each)) for each in given]
     for path in paths:
         if not os.path.exists(path):
             raise JobError(f"job.data: there is no {path}")
         if not places.name(f"{path}/" if os.path.isdir(path) else path):
-            line = "below --data-root or in the project, and neither hidden, nor exempt, nor code"
+            line = "below --data-root or in the project, and not hidden, exempt or code"
             raise JobError(f"job.data: {path} cannot be compared later: it has to be {line}")
     if _notes and note:
         _notes.declared = True
@@ -507,7 +507,7 @@ def _all_in(path: str, above: tuple[str, ...] = ()) -> Iterator[str]:
 
 def note_unseen(reader: str) -> bool:
     """Record that a library has read files that Python did not open, unless the job's code has
-    declared what it reads; returns whether it has not."""
+    declared what it reads; return whether that was recorded."""
     if not _notes or _notes.declared:
         return False
     _notes._record(Entry(f"{reader} reads files without Python", 0, "", UNSEEN))

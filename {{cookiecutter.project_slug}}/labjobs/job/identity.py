@@ -81,7 +81,7 @@ def as_command(settings: Any, script: str) -> str:
 
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""A character that a terminal obeys."""
+"""A control character, which a terminal would obey."""
 
 
 def as_words(settings: Any) -> str:

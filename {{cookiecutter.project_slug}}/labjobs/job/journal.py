@@ -84,7 +84,7 @@ def record_of(folder: Path, name: str) -> dict[str, Any]:
 
 
 def id_of(attempt: Path) -> str:
-    """Return the id of an attempt's journal, as its settings have it; empty if they do not."""
+    """Return the id of an attempt's journal, from its settings.json; empty if it is not there."""
     start = record_of(attempt, layout.SETTINGS).get("journal", {})
     return str(start.get("journal", ""))
 

@@ -129,7 +129,7 @@ def git(*words: str, index: Path | None = None, given: bytes = b"") -> bytes:
 def _asked(
     words: tuple[str, ...], index: Path | None = None, given: bytes = b""
 ) -> tuple[bytes, bytes]:
-    """What a git command prints, and what it complains of."""
+    """What a git command prints, and what it complains about."""
     own = {name: value for name, value in os.environ.items() if name not in NAMING}
     env = own | ({"GIT_INDEX_FILE": str(index)} if index else {})
     try:

@@ -106,8 +106,8 @@ def handle_signals(handler: Any) -> None:
     """Set what the signals do."""
     for number in SIGNALS:
         signal.signal(number, handler)
-    # What was started may have been told to ignore it, and then learns no exit status; torch's
-    # own handler would raise as its loaders end.
+    # A process that was started with this signal ignored would learn no exit status; torch's own
+    # handler would raise as its loaders end.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 

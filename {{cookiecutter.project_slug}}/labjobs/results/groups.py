@@ -234,7 +234,7 @@ def ranked(
 
     If some jobs diverged or have no finite result, all are ranked by their median, with these jobs
     as the worst: one seed of ten that diverged costs little, and most of them cost everything.
-    `by_median` says so of jobs that are a part of those that a figure compares.
+    `by_median` decides this instead if the jobs are only a part of those that a figure compares.
     """
     by_median = lacks_results(jobs, metric) if by_median is None else by_median
 

@@ -275,8 +275,8 @@ class _Grid:
         return [*self.settings]
 
     def fewer(self, names: list[str]) -> tuple[list[str], str]:
-        """Return as many of some rows as MOST_ROWS allow, those with the best validation results if
-        there are any, and a sentence about the others."""
+        """Return as many rows as MOST_ROWS allows, those with the best validation results if there
+        are any, and a sentence about the others."""
         if len(names) <= MOST_ROWS:
             return names, ""
         first, how = names, ""
@@ -370,7 +370,7 @@ def _known(what: str, wanted: Iterable[str], known: Collection[str]) -> list[str
 
 
 def _fitting(jobs: "pd.DataFrame") -> list[str]:
-    """As many of the settings that vary as MOST_ROWS allow, one at least."""
+    """As many of the settings that vary as MOST_ROWS allows, at least one."""
     by: list[str] = []
     for name in groups.varied(jobs):
         if groups.combinations(jobs, [*by, name]) <= MOST_ROWS:
@@ -432,7 +432,7 @@ def _lost(tried: "pd.DataFrame", n: int) -> Cell | None:
 def _cell(
     found: Interval | None, decimals: int | None, text: Callable[[float, int | None, int], str]
 ) -> Cell:
-    """A mean with its interval in this many decimals, by default as many as are its own."""
+    """A mean with its interval in this many decimals; if that is None, as many as it needs."""
     if found is None:
         return Cell(NOTHING)
     if decimals is None:

@@ -452,8 +452,8 @@ def _about(jobs: "pd.DataFrame") -> str:
 
 
 def _counts(jobs: "pd.DataFrame", others: "pd.DataFrame", hidden: int = 0) -> str:
-    """Say how many jobs were tried, if not all finished, and how many are hidden because they only
-    confirm. `others` are the settings of the jobs that have no results, and why (`state`)."""
+    """Say how many jobs were tried, if not all finished, and how many are not shown because they
+    only confirm. `others` are the settings of the jobs that have no results, and why (`state`)."""
     diverged = int(jobs["diverged"].sum())
     states = Counter({"diverged": diverged}) + Counter(others["state"].tolist())
     why = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
@@ -485,7 +485,7 @@ def _audited(jobs: "pd.DataFrame") -> str:
     found = [*tables.audits(jobs).values()]
     same = "all" if {*found} == {"same"} else found.count("same") or "none"
     of = f"{len(found)} of {counted(len(jobs), 'job')}"
-    return f" Audited: {of}, of which {same} gave the same bits again." if found else ""
+    return f" Audited: {of}; {same} of these gave the same bits again." if found else ""
 
 
 def _on_code(jobs: "pd.DataFrame", mixed: list[str]) -> str:

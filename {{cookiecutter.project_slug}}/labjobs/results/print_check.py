@@ -102,8 +102,8 @@ def _overlap(one: _Piece, other: _Piece) -> list[str]:
 
 
 def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
-    """Every line of text that a renderer is asked to draw, and what matplotlib warns of: characters
-    that are missing in the font, and axes without a size."""
+    """Every line of text that a renderer is asked to draw, and what matplotlib warns about:
+    characters that the font lacks, and axes without a size."""
     from matplotlib.backend_bases import RendererBase
     from matplotlib.text import Text
     from matplotlib.transforms import Affine2D

@@ -227,7 +227,7 @@ def decimals(found: Iterable[Sequence[Any]], values: Iterable[float] = ()) -> in
 
 
 def rounded(value: float, decimals: int | None, digits: int = 3) -> str:
-    """Return a number with this many decimals; without, in as many digits."""
+    """Return a number with this many decimals; if that is None, with this many digits."""
     return signed(number(value, digits) if decimals is None else f"{value:.{decimals}f}")
 
 

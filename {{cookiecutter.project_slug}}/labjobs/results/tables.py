@@ -385,8 +385,8 @@ def sizes(folder: str) -> dict[str, int]:
 
 
 def audits(jobs: "pd.DataFrame") -> dict[str, str]:
-    """Return what `jobs.py audit` found of jobs, `same` or `different`, by their ids; nothing of
-    those that it has not run again, or whose folders are not on this machine."""
+    """Return what `jobs.py audit` found for jobs, `same` or `different`, by their ids; nothing for
+    jobs that it has not run again, or whose folders are not on this machine."""
     found = {}
     for job in jobs.to_dict("records"):
         folder = stored_jobs.folder_of(str(job.get("job_folder", "")))

@@ -2,7 +2,7 @@
 
 sweep    the command behind run.sh, whose shell part is sweep.sh; options: its flags and clusters
 grid     the lines of the grid; search: those that draw settings, or stop the worse ones
-forecast what jobs will take, from what others took; the hours that a sweep may use
+forecast what jobs will take, from what others took; the hours that a sweep may take
 states   what state each job is in; the copy of the code that a sweep runs
 gpus     which job has which GPU
 starter  how a job is started, and the check before

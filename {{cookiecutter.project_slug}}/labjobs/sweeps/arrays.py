@@ -147,7 +147,7 @@ def _submitted(folder: Path) -> tuple[Cluster, list[tuple[Path, list[str]]], int
         jobs = [(Path(attempt), words) for attempt, words in found["jobs"]]
         return Cluster(**found["cluster"]), jobs, found["since"]
     except (ValueError, LookupError, TypeError) as error:
-        raise SettingsError(f"{files.shown(path)} is damaged, or of another version") from error
+        raise SettingsError(f"{files.shown(path)} is damaged, or from another version") from error
 
 
 def _arrays(folder: Path) -> Iterator[tuple[str, int]]:

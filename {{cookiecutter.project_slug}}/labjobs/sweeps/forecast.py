@@ -1,9 +1,9 @@
 """What the jobs of a grid will take: time and energy, forecast from the journals of similar jobs.
 
-A job is expected to be as fast as those with the same settings, apart from repeats, the length, and
-settings that do not matter to time. The jobs themselves show which these are: settings in which
-jobs differ that are equally fast. If no job is alike, the most similar ones stand in, and the range
-is that of all jobs. A job that has begun is expected to go on as before.
+A job is expected to be as fast as comparable ones: jobs with the same settings, apart from repeats,
+the length, and settings that do not affect the time. The jobs themselves show which settings do
+not: jobs that differ in them are equally fast. If no job is comparable, the most similar ones stand
+in, and the range is that of all jobs. A job that has begun is expected to go on as before.
 """
 
 import math
@@ -27,16 +27,16 @@ from labjobs.settings import Span, roles
 from labjobs.sweeps.grid import Entry
 from labjobs.tracking import costs
 
-LATEST = 200  # attempts, at most, from which is forecast
-EQUAL = 1.25  # how many times as long a job may take as another one that counts as equally fast
+LATEST = 200  # attempts, at most, that a forecast is made from
+EQUAL = 1.25  # the ratio of times up to which two jobs count as equally fast
 TO_RUN = ("failed", "interrupted", "pending", "queued", "running")
 ENDED = ("finished", "failed", "diverged")  # how jobs have ended that do not go on
 BATCH, ELAPSED = "batch_size", "elapsed_seconds"
 
 
 class Pace(NamedTuple):
-    """How fast an attempt is: the seconds of a `step` with its part of the evaluations, the steps
-    of an epoch, 0 if there are none, and the seconds that a process takes to `start` and to end."""
+    """How fast an attempt is: the seconds of a `step`, with its part of the evaluations, the steps
+    of an epoch (0 if it has none), and the seconds that a process takes to `start` and to end."""
 
     script: str
     settings: Mapping[str, str]
@@ -48,7 +48,7 @@ class Pace(NamedTuple):
     power: float  # kW, 0 if it is not known
 
     def seconds(self, end: Span | None, minutes: float, done: int, batch: float) -> list[float]:
-        """Return the least and the most seconds up to the end of a job, or for its minutes, nothing
+        """Return the least and the most seconds up to the end of a job, or for its minutes; nothing
         if that is not known. With a larger batch a step takes as long, or longer in proportion."""
         if end and end.endswith("e") and not self.per_epoch:
             return []
@@ -85,7 +85,7 @@ def pace(attempt: Path) -> Pace | None:
 
 
 def _alike(settings: Any, on_gpu: bool) -> dict[str, str]:
-    """By what jobs are alike: the device, and all settings but repeats, length and batch size."""
+    """What comparable jobs share: the device, and all settings but repeats, length, batch size."""
     of, plain = roles(type(settings)), identity.identity(settings).items()
     own = {k: str(v) for k, v in plain if of.get(k) != "repeat" and k not in (*LENGTHS, BATCH)}
     return {**own, "on a GPU": str(on_gpu)}
@@ -97,8 +97,8 @@ def _batch(settings: Any) -> float:
 
 
 def immaterial(paces: Sequence[Pace]) -> set[str]:
-    """Return the settings that do not matter to time, as far as jobs show it: those in which jobs
-    differ that are equally fast, unless one is all by which others differ that are not."""
+    """Return the settings that do not affect the time, as far as jobs show it: jobs that differ in
+    them are equally fast, and none that differ in one of them alone have different speeds."""
     groups: dict[Any, list[float]] = {}
     for each in paces:
         seconds = each.step * (each.per_epoch or 1) or each.start or 1.0
@@ -126,7 +126,7 @@ def immaterial(paces: Sequence[Pace]) -> set[str]:
 
 class Cost(NamedTuple):
     """The `seconds` that a job takes, then the least and the most; its energy in kWh, 0 if that is
-    not known; whether any job alike has run."""
+    not known; whether a comparable job has run (`alike`)."""
 
     seconds: tuple[float, float, float]
     kwh: float
@@ -137,8 +137,8 @@ class Cost(NamedTuple):
 
 
 class Forecast:
-    """What jobs of a grid take, by the latest attempts in their folders of runs. So many run at
-    once, 0 if that is not known, each with so many processes."""
+    """What jobs of a grid take, by the latest attempts in their folders of runs. `at_once` jobs
+    run at the same time (0 if that is not known), each with so many `processes`."""
 
     def __init__(
         self, entries: Sequence[Entry], at_once: int, on_gpus: bool, processes: int
@@ -158,8 +158,8 @@ class Forecast:
         self.of, self._near = cache(self._of), cache(self._nearest)
 
     def left(self, states: Mapping[Entry, str]) -> dict[Entry, Cost | None]:
-        """Return what the jobs take that are to be run, from the states of all; None if no job is
-        similar. Of those that are halved, as many train on as pass each rung."""
+        """Return what the jobs take that are left to run, from the states of all; None if no job is
+        similar. Below `halving`, as many are counted at each rung as pass it."""
         ends = dict[str, Span | None]()
         for bracket in {entry.bracket for entry in states if entry.bracket}:
             ends |= bracket.expected
@@ -171,7 +171,7 @@ class Forecast:
         return {entry: cost for entry, cost in found.items() if not cost or any(cost.seconds)}
 
     def _of(self, job: JobFolder[Any], until: Span | None = None) -> Cost | None:
-        """What a job takes until then, None: to its end; None if no job is similar."""
+        """What a job takes up to `until`, by default its end; None if no job is similar."""
         settings, batch, idle = job.settings, _batch(job.settings), self._idle.get(job.script, ())
         own = pace(job.path) if attempts.status_of(job.path) not in ENDED else None
         mine = _alike(settings, self.on_gpus and job.runtime.device != "cpu").items()
@@ -184,7 +184,7 @@ class Forecast:
             return None
         others = [] if alike else self._paces[job.script]
         within = [*nearest, *(found for each in others if (found := each.seconds(*work)))]
-        wider = EQUAL ** (1 / len(nearest))  # few have not shown all that can be
+        wider = EQUAL ** (1 / len(nearest))  # a few jobs do not show the whole range
         middle = median(math.sqrt(low * high) for low, high in nearest)
         low, high = min(low for low, _ in within), max(high for _, high in within)
         kwh = self.processes * middle / 3600 * median(each.power for each in near)
@@ -193,7 +193,7 @@ class Forecast:
     def _nearest(
         self, script: str, those: frozenset[tuple[str, str]], batch: float
     ) -> tuple[bool, list[Pace]]:
-        """Whether jobs with those settings have run, and their paces, or the most similar ones."""
+        """Whether comparable jobs have run, and their paces; or those of the most similar ones."""
         found: dict[tuple[int, float], list[Pace]] = {}
         mine, idle = dict(those), self._idle.get(script, set())
         for each in self._paces.get(script, []):
@@ -205,7 +205,7 @@ class Forecast:
         return not best[0], found.get(best, [])
 
     def lines(self, left: Mapping[Entry, Cost | None]) -> Iterator[str]:
-        """Yield what the jobs that are to be run take together, and how little of it is known."""
+        """Yield what the jobs that are left to run take together, and for how many it is unsure."""
         known = {entry: cost for entry, cost in left.items() if cost}
         of = f"of {counted(len(left), 'job')}"
         if known:
@@ -219,10 +219,10 @@ class Forecast:
                 line += f"; {self.at_once} at once: {middle} ({least} to {most}), until {end}"
             yield line
         if unlike := [cost for cost in known.values() if not cost.alike]:
-            line = f"{len(unlike)} {of}: none alike has run; counted like the most similar ones"
-            yield f"{line}, {self._hours(unlike)}"
+            line = "no comparable job has run; counted like the most similar ones"
+            yield f"{len(unlike)} {of}: {line}, {self._hours(unlike)}"
         if unknown := len(left) - len(known):
-            yield f"{unknown} {of}: none similar has run; not counted"
+            yield f"{unknown} {of}: no similar job has run; not counted"
 
     def _hours(self, of: Sequence[Cost]) -> str:
         sums = (sum(each) for each in zip(*(cost.seconds for cost in of), strict=True))
@@ -231,8 +231,8 @@ class Forecast:
         return f"{middle} {unit} ({low} to {high})"
 
     def ends(self, jobs: Mapping[Entry, Cost]) -> list[float]:
-        """Return after how many seconds all jobs have ended, at least and at most, if each place
-        takes the next one as soon as it is free, and jobs wait for their inputs."""
+        """Return after how many seconds all jobs have ended, then at least and at most, if each
+        place takes the next one as soon as it is free, and jobs wait for their inputs."""
         found = []
         for part in range(3):
             free, ended = [0.0] * self.at_once, dict[str, float]()
@@ -251,7 +251,7 @@ def _written(path: Path) -> float:
 
 
 def _end(settings: Any) -> Span | None:
-    """Where a job ends; None for a length in minutes, or without any."""
+    """Where a job ends; None if its length is in minutes, or if it has no length."""
     steps, epochs = (getattr(settings, name, 0) for name in ("steps", "epochs"))
     if getattr(settings, "minutes", 0) or not (steps or epochs):
         return None
@@ -265,11 +265,11 @@ def _apart(one: str, other: str) -> float:
     return 1.0
 
 
-STOPPING = 30.0  # seconds in which a job has written a checkpoint and stopped
+STOPPING = 30.0  # seconds within which a job writes a checkpoint and stops
 
 
 class Budget:
-    """The seconds that jobs may take, on all places together, and what they have taken of them."""
+    """The seconds that jobs may take, in all places together, and how many they have taken."""
 
     forecast: Forecast | None = None
 
@@ -283,7 +283,7 @@ class Budget:
         self._running[entry] = time.monotonic(), self._takes(entry)
 
     def end(self, entry: Entry) -> None:
-        """Count it no longer."""
+        """Stop counting the time of a job."""
         if entry in self._running:
             self._ended += time.monotonic() - self._running.pop(entry)[0]
             if self.forecast:
@@ -296,12 +296,12 @@ class Budget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether the jobs that run have to stop now."""
+        """Whether the running jobs have to stop now."""
         stopping = min(self._stopping * len(self._running), self._all / 10)
         return bool(self._running) and self.used + stopping >= self._all
 
     def lasts(self, entry: Entry) -> bool:
-        """Return whether it lasts for a job, too, as far as that is known."""
+        """Return whether it is enough for one more job, as far as that is known."""
         now = time.monotonic()
         running = sum(max(now - begun, takes) for begun, takes in self._running.values())
         return self._ended + running + max(self._takes(entry), self._stopping) <= self._all
@@ -322,7 +322,7 @@ class Budget:
             yield from by.lines(by.left(states | waiting))
 
     def ordered(self, jobs: list[Entry], by: Forecast) -> list[Entry]:
-        """Return the jobs with the longest first if all of them then end sooner, and it lasts."""
+        """Return the jobs, the longest first if the budget is enough and all then end sooner."""
         self.forecast = by
         known = {entry: cost for entry in jobs if (cost := by.of(entry.job))}
         longest = dict(sorted(known.items(), key=lambda each: each[1].seconds, reverse=True))

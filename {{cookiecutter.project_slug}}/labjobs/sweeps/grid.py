@@ -130,9 +130,9 @@ def entries(grid: Path, flags: Sequence[str] = ()) -> list[Entry]:
 
 
 def needed(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the jobs without those that `search until` may not come to: as many draws after the
-    best one as may fail to improve on it. Jobs count in the order of their draws, up to the first
-    one that has not ended."""
+    """Return the jobs without the draws of `search until` that it may not come to: those that are
+    further from the best one than it allows without improvement. Jobs count in the order of their
+    draws, up to the first one that has not ended."""
     found: list[Entry] = []
     best, place, end, certain = math.inf, 0, 0, True
     for entry in entries:
@@ -218,7 +218,7 @@ def _entries(words: Iterator[str]) -> Iterator[Entry]:
             case ["confirm" | "propose", *_]:
                 pass
             case _ if halving and "proposal" in drawn:
-                raise SettingsError("propose: not below halving, which keep_all ends")
+                raise SettingsError("propose: not below halving; write keep_all before it")
             case _:
                 number += 1
                 is_named = bool(given) and given[0].endswith(".py") and not given[0].startswith("-")

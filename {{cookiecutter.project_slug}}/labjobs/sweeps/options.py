@@ -32,7 +32,7 @@ class Flags:
     """With --list: print the jobs as JSON."""
 
     cost: bool = False
-    """With --list: forecast the hours and the energy that the jobs still take, and their end."""
+    """With --list: forecast the hours and energy that jobs will still take, and when they end."""
 
     watch: bool = False
     """Keep printing the progress of the jobs."""
@@ -51,8 +51,8 @@ class Flags:
     """Stop all jobs when one fails."""
 
     budget: float | None = setting(None, above=0)
-    """Hours that the jobs may take, on all GPUs together, or on the CPU. Jobs that would take more
-    are not started, and those that do stop at a checkpoint."""
+    """Hours that the jobs may take, on all GPUs together, or on the CPU. Jobs that would need more
+    are not started; if the hours run out, running jobs write a checkpoint and stop."""
 
     # Where
     gpus: str | None = None

@@ -1,12 +1,12 @@
-"""Settings that are proposed from the results of others. For run.sh's `propose`:
+"""Settings that are proposed from the results of others, for run.sh's `propose`:
 
     propose tuned 8 x 5 --lr 'log 1e-4 1e-1' --width 'logint 16 512' -- --epochs 30
     propose other 8 x 5 seed=1 with=tpe --lr 'log 1e-4 1e-1'
 
-are five generations of eight jobs. The first is drawn as by `search`. Each of the others follows
+are five generations of eight jobs each. The first is drawn as by `search`. Each later one follows
 from the declaration and the results of those before it (labjobs.commands.propose). What was
-proposed is in `searches/tuned.txt`, to be committed: from then on its jobs are as if they stood in
-the grid, for everybody.
+proposed is in `searches/tuned.txt`, which is meant to be committed: its jobs are then the same for
+everybody, as if they stood in the grid.
 """
 
 import hashlib
@@ -69,11 +69,11 @@ class Proposals:
             elif found:
                 found[-1].jobs.append(_split(line))
         if not text.startswith(self._text([])):
-            line = "was proposed by another line; give this one another name, or remove the file"
+            line = "is of another propose line; give this one another name, or remove the file"
             raise SettingsError(f"propose {self.name}: {shown(self.path)} {line}")
         whole = all(len(each.jobs) == self.count for each in found)
         if text != self._text(found) or not whole or not found:
-            line = "was edited, or merged; restore it from version control"
+            line = "was edited or merged; restore it from version control"
             raise SettingsError(f"propose {self.name}: {shown(self.path)} {line}")
         return found[: self.generations]
 
@@ -84,7 +84,7 @@ class Proposals:
 
     def _text(self, generations: Sequence[Generation]) -> str:
         """The content of the file. The digest of a generation is over all that is above it too."""
-        # Without the number of generations: more of them begin with the same.
+        # Without the number of generations, so that more can be added.
         text = f"# propose {self.name} {self.count} x … {shlex.join(self.words[4:])}\n"
         for number, (jobs, basis) in enumerate(generations, 1):
             lines = "".join(f"{shlex.join(job)}\n" for job in jobs)

@@ -36,7 +36,7 @@ MOST = 2**20  # the largest number of jobs of a search
 
 KINDS = ("log", "logint", "uniform", "int", "normal", "choice")
 
-# This draws as many jobs as grid.needed says:
+# grid.needed says how many jobs this draws:
 UNTIL = "search until 10 without improvement --at-most 100 --lr 'log 1e-4 1e-1'"
 
 FRUITLESS = 1000  # draws without a new job after which a range has no further ones
@@ -178,8 +178,8 @@ def texts(of: Iterable[Range]) -> dict[str, str]:
 def draws(
     count: int, seed: str, of: Sequence[Range], fixed: Sequence[str]
 ) -> Iterator[tuple[list[str], int]]:
-    """Yield the arguments of so many jobs, each once, with the index of the draw. Raises
-    SettingsError if there are not as many."""
+    """Yield the arguments of `count` jobs, each once, with the index of the draw. Raises
+    SettingsError if there are fewer."""
     seen, index, newest = set[tuple[str, ...]](), 0, 0
     while len(seen) < count:
         if index - newest > FRUITLESS:
@@ -197,7 +197,7 @@ def draws(
 def arguments(
     of: Sequence[Range], fixed: Sequence[str], numbers: Mapping[str, float]
 ) -> tuple[str, ...]:
-    """Return the flags of a job, for a number in [0, 1) of each."""
+    """Return the flags of a job, from a number in [0, 1) for each range."""
     values = dict(given := flags(fixed))
     for each in of:
         if each.holds(values):
@@ -325,7 +325,7 @@ def check_monitor(line: str, job: JobFolder[Any]) -> None:
 
 
 def final(job: JobFolder[Any]) -> Score:
-    """Return the best that a job has monitored, once it has ended."""
+    """Return the best value that a job has monitored, once it has ended."""
     monitor, status = job.settings.monitor, attempts.status_of(job.path)
     if status != "finished":
         return math.inf if status == "diverged" else None
@@ -435,8 +435,8 @@ class Bracket:
 
     @property
     def expected(self) -> dict[str, Span | None]:
-        """Where each job is expected to end, None: at its end. As many units train on as pass each
-        rung: first those that have come furthest."""
+        """The rung at which each job is expected to stop; None if it trains to its end. As many
+        units train on as pass each rung, the ones that have come furthest first."""
         passed, stopped, _ = self._decision
 
         def place(unit: str) -> tuple[bool, int, int]:

@@ -64,8 +64,8 @@ def run(folder: Path, words: list[str]) -> int:
 
 def _grow(folder: Path, confirmed: set[int], only_shown: bool = False) -> tuple[bool, list[str]]:
     """Add the jobs that follow from results, once these are there: the next generation of each
-    `propose`, and those of each `confirm`, which is noted. Return whether any were added, and what
-    waits for results."""
+    `propose`, and the jobs of each `confirm`, whose number goes into `confirmed`. Return whether
+    any were added, and what waits for results."""
     grown, waiting = False, list[str]()
     for number in range(len(grid.following(folder / "grid"))):
         words, before = grid.following(folder / "grid")[number]
@@ -99,8 +99,8 @@ def _confirm(count: int, entries: list[Entry]) -> list[list[str]]:
 
 
 def _propose(words: list[str], entries: list[Entry]) -> tuple[bool, bool]:
-    """Write the next generation down, if all before have results; return whether they had, and
-    whether results are missing still."""
+    """Write the next generation down, if all jobs before it have results; return whether they had,
+    and whether results are still missing."""
     asked = proposals.read(words)
     own = entries[len(entries) - sum(len(each.jobs) for each in asked.known()) :]
     _read_jobs(own)
@@ -112,8 +112,8 @@ def _propose(words: list[str], entries: list[Entry]) -> tuple[bool, bool]:
 
 
 def _asked(module: str, **about: Any) -> Any:
-    """What a module of commands answers, which imports more than a sweep does. Raises
-    SettingsError for its error."""
+    """What a module of `commands` answers, in a process of its own, since it imports more than a
+    sweep does. Raises SettingsError if it fails."""
     command = [sys.executable, "-m", f"labjobs.commands.{module}"]
     how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "cwd": PROJECT}
     done = subprocess.run(command, input=json.dumps(about), **how)
@@ -125,8 +125,8 @@ def _asked(module: str, **about: Any) -> Any:
 def _run(
     folder: Path, flags: Flags, cluster: Cluster | None, lock: int, budget: Budget
 ) -> int | None:
-    """Run the jobs of the grid, or do what the flags say instead; return the exit status, None if
-    a search goes on."""
+    """Run the jobs of the grid, or do what the flags say instead; return the exit status, or None
+    if a search goes on."""
     first = cluster.flags if cluster else None
     named = grid.entries(folder / "grid", first or ())
     if not named:

@@ -6,10 +6,10 @@
 # A sweep's folder, .sweeps/<name>/, holds `grid` and two pipes (grid.py says what for), `code/` (what
 # is run) and `lock`, which is held by everything that the sweep has started.
 
-# `sh run.sh`, where that is another shell; `source run.sh` at a prompt, which `exit` would close.
+# `sh run.sh`, if sh is another shell; `source run.sh` at a prompt, which `exit` would close.
 [ -n "${BASH_VERSION-}" ] || exec bash "${0##*/}" "$@"
 if [[ $- == *i* ]]; then
-  sweep() { echo "run.sh: not with source: bash run.sh" >&2; }
+  sweep() { echo "run.sh: do not source it; type bash run.sh" >&2; }
   return
 fi
 
@@ -42,7 +42,7 @@ print_id() {
 #   search until 10 without improvement --at-most 100 --lr 'log 1e-4 1e-1' -- --model convnet
 search() { printf '%s\0' "$(($# + 1))" search "$@" >&4; }
 
-# Adds generations of jobs, each from the results of those before; proposals.py says how:
+# Adds generations of jobs, each from the results of earlier ones; proposals.py says how:
 #   propose tuned 8 x 5 --lr 'log 1e-4 1e-1' -- --model convnet
 propose() { printf '%s\0' "$(($# + 1))" propose "$@" >&4; }
 

@@ -1,9 +1,9 @@
 """Copies of what jobs measure, beside the store: Parquet files, TensorBoard, Trackio, W&B.
 
-Each is made from the whole journal, and made again it adds nothing: files are replaced or only
-grow, rows have keys. So whatever is killed, nothing is lost or there twice. A tracker is a module
-with its name and a function `write(copy)`, which alone imports its package. TRACKERS, a variable of
-the environment, names those that are wanted; PARQUET_FOLDER is the folder of Parquet files.
+Each is made from the whole journal, and adds nothing if it is made again: files are replaced or
+only grow, and rows have keys. So whatever is killed, nothing is lost or copied twice. A tracker is
+a module with its name and a function `write(copy)`, which alone imports its package. In the
+environment, TRACKERS names the wanted ones, and PARQUET_FOLDER the folder of the Parquet files.
 """
 
 import json
@@ -45,7 +45,7 @@ def settings_of(attempt: Path) -> dict[str, Any]:
 
 class Copy:
     """What is copied of an attempt, which is RUNNING or has ended with a status, in MLflow's words.
-    Raises OSError, and Damaged if a file of it is."""
+    Raises OSError, and Damaged if one of its files is."""
 
     def __init__(self, attempt: Path, status: str = RUNNING) -> None:
         self.attempt, self.status, self.project = attempt, status, experiment_name()
@@ -54,7 +54,7 @@ class Copy:
         self.journal = str(self.lines[0]["start"]["journal"])
         self.key = {"job_id": str(self.about["id"]), "attempt": str(self.about["owner"])[:DIGITS]}
         self.tags = {k: v for line in self.lines for k, v in line.get("tags", {}).items()}
-        # Its run's name, which can be a folder's, and the end of it, which stays what it is.
+        # The run's name, which may also name a folder, and the end of it, which never changes.
         self.end = f"{self.key['job_id']} {self.key['attempt'][:6]}"
         self.title = f"{re.sub('[^A-Za-z0-9_ .=+,-]', '_', self.about['name'])[:100]} {self.end}"
 

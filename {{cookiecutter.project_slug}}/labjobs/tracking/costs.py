@@ -39,7 +39,7 @@ def totals(attempt: Path) -> dict[str, float]:
     for name, (what, unit, combined) in COSTS.items():
         if known := [used[what] for used in readings if used.get(what)]:
             cost[name] = combined(known) / unit
-    if "gpu_hours" in cost:  # of each process, which has a GPU of its own
+    if "gpu_hours" in cost:  # each process has a GPU of its own
         tags = (line.get("tags", {}).get("processes") for line in lines)
         cost["gpu_hours"] *= int(next(filter(None, tags), 1))
     return cost

@@ -249,7 +249,7 @@ class Delivery:
         self._note(status)
 
     def show(self) -> None:
-        """Copy the running job to other trackers, if it is time for it. What goes wrong is said at
+        """Copy the running job to other trackers, if it is time to. What goes wrong is reported at
         its end."""
         if copies.wanted() and (begun := time.monotonic()) >= self._next_copy:
             with suppress(Exception):
@@ -258,7 +258,7 @@ class Delivery:
             self._next_copy = begun + max(LIVE, SELDOM * took)
 
     def copy(self) -> None:
-        """Copy the job, which has ended, to the others. Raises JobError, OSError."""
+        """Copy the job, which has ended, to other trackers. Raises JobError, OSError."""
         if wanted := copies.wanted():
             status = self.status or "KILLED"
             copies.write(self._folder, status)
@@ -350,7 +350,7 @@ def _send(folder: Path) -> None:
         try:
             delivery.copy()
         except (OSError, JobError) as error:
-            raise JobError(f"has no copy elsewhere: {cause(error)}") from error
+            raise JobError(f"was not copied: {cause(error)}") from error
         if attempts.status_of(folder) == "finished":
             attempts.drop_checkpoints(folder)
 

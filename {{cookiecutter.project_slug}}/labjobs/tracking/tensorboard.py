@@ -1,6 +1,6 @@
 """TensorBoard: a folder for each attempt in `tensorboard/` of the project, with a file of events.
 
-The file has the journal line by line, and like it only grows: its length says what it has.
+The file has the journal line by line, and like it only grows: its length says how much it has.
 """
 
 import struct

@@ -1,6 +1,6 @@
-"""Trackio: a run for each attempt, in Trackio's own folder, in its database of the project.
+"""Trackio: a run for each attempt, in the project's database in Trackio's own folder.
 
-A row has the number of its line in the journal in its key: one that is there is not added again.
+The key of a row has the number of its line in the journal, so no row is added twice.
 """
 
 import shutil

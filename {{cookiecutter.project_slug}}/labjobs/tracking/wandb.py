@@ -1,7 +1,7 @@
 """Weights & Biases: offline folders in `wandb/` of the project, or of WANDB_DIR, for `wandb sync`.
 
-That adds to a run whatever a folder has. So each time that an attempt ends, what is new becomes one
-more folder of the same run, and `wandb.json` notes how far they reach.
+`wandb sync` adds whatever a folder has to a run. So each time that an attempt ends, what is new
+becomes one more folder of the same run, and `wandb.json` notes how far the folders reach.
 """
 
 import os
