@@ -93,9 +93,7 @@ def start(model: Classifier, settings: Settings, root: Path) -> None:
     folder, network = checkpoint(settings.model, root.expanduser()), model.network
     with readable(folder):
         for weights in folder.glob("*.safetensors"):
-            weights.open(
-                "rb"
-            ).close()  # so that they count as the job's data: `python jobs.py docs evidence`
+            weights.open("rb").close()  # so that they count as the job's data
         model.network, found = type(network).from_pretrained(
             folder,
             config=network.config,

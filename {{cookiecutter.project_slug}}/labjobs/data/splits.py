@@ -81,8 +81,8 @@ def split(
         chosen = nearest(units.sizes[alike], int(number))
         if not 0 < len(chosen) < len(alike):
             raise SettingsError(
-                f"{fraction} of {what} is {len(chosen)}, but some have to be held out, and some "
-                "left: see --dataset and --val-fraction"
+                f"{fraction} of {what} is {len(chosen)}, but at least one must be held out and one "
+                "kept; change --val-fraction or --dataset"
             )
         held_out[alike[chosen]] = True
     return _parts(dataset, held_out[units.of])

@@ -418,7 +418,7 @@ class Job(Generic[S]):
         values = numbers(metrics)
         self._check_same(values)
         if not self._logged and (found := data_evidence.note_open()):
-            line = "read without Python, counts as it is now: %s; others may have been read, too"
+            line = "opened without Python: %s; counts as it is now, and more may have been read"
             log.info(line, few(found, data_evidence.NAMED))
         self._logged = True
         self._folder.interruption.ends_waits = False  # until the results have been used
