@@ -140,8 +140,8 @@ def test_the_same_arguments_give_the_same_objects():
 
 FIVE, FOUR, NAMES = dataset(5), dataset(4), ["cat", "cat", "cat", "cat", "dog"]
 REFUSED = {
-    "0.4 of 1 examples with the label 'dog' is 0, but some": (split, FIVE, 0.4, 0, NAMES),
-    "0.2 of 1 groups is 1, but at least one must": (split, FIVE, 0.2, 0, None, ["a"] * 5),
+    "0.4 of 1 examples with the label 'dog' is 0, but at least": (split, FIVE, 0.4, 0, NAMES),
+    "0.2 of 1 groups is 0, but at least one must": (split, FIVE, 0.2, 0, None, ["a"] * 5),
     "5 examples are too few for 6 folds": (fold, FIVE, 1, 6, 0),
     "2 groups are too few for 3 folds": (fold, FIVE, 1, 3, 0, None, NAMES),
     "1 examples with the label 'dog' are too few for 2 folds": (fold, FIVE, 1, 2, 0, NAMES),
@@ -153,7 +153,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("said", REFUSED)
 def test_what_is_too_few_or_does_not_fit_is_refused_in_one_line(said):
-    flag = "" if " but some" in said else "--dataset: "
+    flag = "" if " but at least" in said else "--dataset: "
     assert refusal(*REFUSED[said]).startswith(flag + said)
 
 
