@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from faults import ended, job_of, kill, silent, succeeded, wait_until
-from labjobs import files, layout
-from labjobs.job.journal import Journal
+from labjobs import layout
 from labjobs.tracking import costs
 from sweeps import SETTINGS, Lab
 
@@ -54,15 +53,12 @@ def test_the_hours_of_both_processes_add_up(killed):
 def test_the_hours_of_all_gpus_count(killed, tmp_path):
     project, job, *_ = killed
     attempt = Path(shutil.copytree(project.folder(job), tmp_path / job / "copy"))
-    about = files.read_record(attempt / layout.COST)
-    for process in about["processes"].values():
-        process["gpu_seconds"] = 1800.0
-    files.write_record(attempt / layout.COST, {k: v for k, v in about.items() if k != "crc"})
-    assert costs.totals(attempt)["gpu_hours"] == 1.0
-    tagged = Journal(attempt, "auto")
-    tagged.tags({"processes": "4"})
-    tagged.close("FINISHED")
-    assert costs.totals(attempt)["gpu_hours"] == 4.0
+    before = costs.seen(attempt)
+    costs.Meter(attempt, os.getpid()).look("no such GPU", 4, ended=True)
+    seen = costs.seen(attempt)
+    (new,) = seen.keys() - before.keys()
+    assert seen[new]["gpu_seconds"] == 4 * seen[new]["seconds"] > 0
+    assert costs.totals(attempt)["gpu_hours"] == seen[new]["gpu_seconds"] / 3600
 
 
 def test_they_are_in_the_table_of_results_and_shown(killed):

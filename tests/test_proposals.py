@@ -72,6 +72,14 @@ def test_a_wrong_line_is_refused(line, said):
         proposals.read(shlex.split(line))
 
 
+def test_optuna_is_needed_only_where_something_is_left_to_propose(monkeypatch):
+    monkeypatch.setattr(proposals, "find_spec", lambda name: None)
+    line = "2 x %s with=tpe --lr 'log 1e-3 1'"
+    assert len(proposals.read(shlex.split(f"a {line}" % 1)).known()) == 1
+    with pytest.raises(proposals.SettingsError, match="a: with=tpe needs Optuna: uv sync"):
+        proposals.read(shlex.split(f"a {line}" % 2))
+
+
 RANGES = "--lr 'log 1e-4 1' --width 'logint 4 512' --kind 'choice a b c' "
 RANGES += "--share 'uniform 0.1 0.9 if --kind=b,c' --layers 'int 1 4' --scale 'normal 0 2'"
 

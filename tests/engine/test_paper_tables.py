@@ -199,9 +199,22 @@ def test_files_say_the_same_and_are_the_same_for_the_same_results(store, tmp_pat
     assert float(rows[0]["mean"]) == pytest.approx(0.9, abs=1e-4)
     assert json.loads((tmp_path / "a" / "main.json").read_text()) == {"jobs": []}
     macros = table_files.macros({"main": table})
+    names = re.findall(r"csname (result/[^\\#]*)\\endcsname", macros)
+    cells = [cell for row in table.rows.values() for cell in row]
+    assert len({*names}) == len(names) == len(cells)
+    assert all(name.count("/main/") == 1 for name in names)
     assert re.search(
         r"result/main/.*test accuracy\\endcsname\{0\.900\\,\$\\pm\$\\,0\.020\}", macros
     )
+
+
+def test_the_best_rows_of_each_task_are_among_those_that_are_shown(store):
+    for task, sign in (("digits", 1), ("letters", -1)):
+        values = {rate: 0.5 + sign * rate / 1000 for rate in range(1, 30)}
+        grid(store, "many", values, seeds=1, dataset=task)
+    table = paper_tables.results(tables.jobs("many"))
+    assert len(table.rows) == paper_tables.MOST_ROWS
+    assert sum(cell.chosen for cells in table.rows.values() for cell in cells) >= 2
 
 
 def test_a_table_that_does_not_fit_the_page_or_the_font_is_refused(store, tmp_path):

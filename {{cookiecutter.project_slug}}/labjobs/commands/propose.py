@@ -46,26 +46,28 @@ FRUITLESS = 100  # proposals of a sampler without a new job, for each job, after
 
 
 def next_generation(words: list[str], ids: list[str]) -> dict[str, Any]:
-    """Write the next generation down, if all jobs have results; return it as `jobs`, and `said`, a
-    line if the results that an earlier one follows from have changed. Raises SettingsError."""
+    """Write the next generation down, if all jobs have results; return whether it has `grown`, and
+    `said`, a line if the results that an earlier one follows from have changed. Raises
+    SettingsError."""
     asked = proposals.read(words)
     known, scores = asked.known(), _scores(ids)
     if not asked.path.exists():
         asked.write(known)
-    said, jobs = "", list[list[str]]()
+    said, grown = "", False
     for number in range(1, len(known) + 1):
         before = {job: scores[job] for job in ids[: number * asked.count] if job in scores}
         if len(before) < number * asked.count:
             break
         basis = proposals.digest("".join(f"{job} {before[job]!r}\n" for job in sorted(before)))
         if number < len(known) and known[number].basis != basis:
-            said = f"propose {asked.name}: earlier results changed; generation {number + 1} stays"
-            break
+            line = f"earlier results changed; generation {number + 1} stays"
+            said = said or f"propose {asked.name}: {line}"
         if number == len(known) < asked.generations:
             tried = [job for generation in known for job in generation.jobs]
             jobs = propose(asked, tried, [before[job] for job in ids], number)
             asked.write([*known, Generation(jobs, basis)])
-    return {"jobs": jobs, "said": said}
+            grown = True
+    return {"grown": grown, "said": said}
 
 
 def _scores(ids: Sequence[str]) -> dict[str, float]:
@@ -229,10 +231,11 @@ def _by_optuna(
     }
     told = []
     for job, score in zip(tried, scores, strict=True):
-        given = search.flags(job)
-        of = [each for each in asked.ranges if each.flag in given]
-        words = {each.flag: given[each.flag] for each in of}
-        params = {e.flag: words[e.flag] if e.choices else e.place(words[e.flag]) for e in of}
+        given, params = search.flags(job), dict[str, Any]()
+        for each in asked.ranges:
+            if each.flag in given:
+                value = given[each.flag]  # which was rounded, maybe to beyond an end
+                params[each.flag] = value if each.choices else min(1, max(0, each.place(value)))
         own = {flag: spaces[flag] for flag in params}
         told.append(optuna.create_trial(params=params, distributions=own, value=score))
     seed = int(proposals.digest(f"{asked.seed} {generation}")[:8], 16)

@@ -108,16 +108,22 @@ def results(jobs: "pd.DataFrame", rows: Sequence[str] = (), shown: Sequence[str]
     """
     by = _known("setting", rows, jobs.attrs["settings"]) or _fitting(jobs)
     grid, (metrics, others) = _Grid(tried(jobs), by), _metrics(jobs, shown)
-    names, fewer = (grid.names, "") if rows else grid.fewer(grid.names)
+    compared = {
+        task: comparison.compare(
+            groups.choosing(_with_results(own)), along=grid.by, metric=metrics[0]
+        )
+        for task, own in groups.tasks(grid.jobs).items()
+    }
+    best = {task: grid.first(each.jobs) for task, each in compared.items()}
+    kept = [first for first, _ in best.values()]
+    names, fewer = (grid.names, "") if rows else grid.fewer(grid.names, kept)
     table = Table(grid.corner, rows={name: [] for name in names})
     table.what = f"{WORDS.get(metrics[0].part or '', '')} results".strip().capitalize()
     every, said = list[Sample](), dict[str, None]()
     for task, own in groups.tasks(grid.jobs).items():
-        voting = groups.choosing(_with_results(own))
-        compared = comparison.compare(voting, along=grid.by, metric=metrics[0])
-        first, how = grid.first(compared.jobs)
-        said |= dict.fromkeys([compared.chosen, how])
-        alike = grid.alike(names, own, compared.jobs)
+        first, how = best[task]
+        said |= dict.fromkeys([compared[task].chosen, how])
+        alike = grid.alike(names, own, compared[task].jobs)
         for metric in metrics:
             each = {name: sample(found, metric) for name, found in alike.items()}
             found = differences(each, first) if metric.part == "test" and first else {}
@@ -132,7 +138,10 @@ def results(jobs: "pd.DataFrame", rows: Sequence[str] = (), shown: Sequence[str]
                 ],
             )
             for name, one in each.items():
-                chosen = {"chosen_on_validation": name == first, "among": compared.among or "1"}
+                chosen = {
+                    "chosen_on_validation": name == first,
+                    "among": compared[task].among or "1",
+                }
                 record = _record(grid, name, alike[name], task, one) | chosen
                 table.records.append(record | _as_record(found.get(name)))
     table.about = _intervals(every) + _bold(table) + "".join(said) + fewer + others
@@ -274,9 +283,9 @@ class _Grid:
     def names(self) -> list[str]:
         return [*self.settings]
 
-    def fewer(self, names: list[str]) -> tuple[list[str], str]:
-        """Return as many rows as MOST_ROWS allows, those with the best validation results if there
-        are any, and a sentence about the others."""
+    def fewer(self, names: list[str], kept: Sequence[str] = ()) -> tuple[list[str], str]:
+        """Return as many rows as MOST_ROWS allows, those that are `kept` and those with the best
+        validation results if there are any, and a sentence about the others."""
         if len(names) <= MOST_ROWS:
             return names, ""
         first, how = names, ""
@@ -286,9 +295,9 @@ class _Grid:
                 ranked = groups.ranked(own, self.by, chooser(own)).values()
                 first = [self.labels[jobs.index[0]] for jobs in ranked]
                 how = ", with worse validation results or none"
-        kept = {*[name for name in first if name in names][:MOST_ROWS]}
-        left = f" Not shown: {counted(len(names) - len(kept), 'more row')}{how}."
-        return [name for name in names if name in kept], left
+        those = [name for name in dict.fromkeys([*kept, *first]) if name in names][:MOST_ROWS]
+        left = f" Not shown: {counted(len(names) - len(those), 'more row')}{how}."
+        return [name for name in names if name in those], left
 
     def alike(
         self, names: Iterable[str], own: "pd.DataFrame", chosen: "pd.DataFrame"

@@ -76,8 +76,8 @@ def macros(tables: Mapping[str, Table]) -> str:
             for column, cell in zip(table.columns, cells, strict=True):
                 place = "/".join(filter(None, (name, row, column.task, column.title)))
                 half = rf"\,$\pm$\,{latex(cell.half)}" if cell.half else ""
-                name = _plain(place)
-                found[name] = latex(cell.text) + half if name not in found else ""
+                key = _plain(place)
+                found[key] = latex(cell.text) + half if key not in found else ""
     known = r"\ifcsname result/#1\endcsname\csname result/#1\endcsname"
     lines = [HEAD, rf"\newcommand{{\result}}[1]{{{known}\else\errmessage{{no result #1}}\fi}}"]
     each = [rf"\expandafter\def\csname result/{k}\endcsname{{{v}}}" for k, v in found.items() if v]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from labjobs import layout
 from labjobs.errors import SettingsError, did_you_mean
-from labjobs.files import PROJECT, shown, write_text
+from labjobs.files import PROJECT, shown, write_shared
 from labjobs.sweeps import search
 from labjobs.sweeps.search import Range
 
@@ -79,8 +79,8 @@ class Proposals:
 
     def write(self, generations: Sequence[Generation]) -> None:
         """Write generations down. Raises OSError."""
-        self.path.parent.mkdir(exist_ok=True)
-        write_text(self.path, self._text(generations))
+        text = self._text(generations).encode()
+        write_shared(self.path, lambda file: file.write(text))
 
     def _text(self, generations: Sequence[Generation]) -> str:
         """The content of the file. The digest of a generation is over all that is above it too."""
@@ -117,9 +117,6 @@ def read(words: list[str]) -> Proposals:
         raise SettingsError(f"propose {name}: {FORM}")
     if (sampler := options["with"]) and sampler not in SAMPLERS:
         raise SettingsError(f"propose {name}: with={sampler}: {did_you_mean(sampler, SAMPLERS)}")
-    if sampler and not all(map(find_spec, ["optuna", *["cmaes"] * (sampler == "cmaes")])):
-        cure = "uv sync --group search, or pip install --group search"
-        raise SettingsError(f"propose {name}: with={sampler} needs Optuna: {cure}")
     fixed = words[cut + 1 :]
     try:
         ranges = search.ranges(rest, fixed)
@@ -129,7 +126,12 @@ def read(words: list[str]) -> Proposals:
         line = "takes neither choices nor conditions; with=tpe does"
         raise SettingsError(f"propose {name}: with=cmaes: {line}")
     each = (int(count), int(generations), options["seed"], sampler)
-    return Proposals(words, name, *each, ranges, fixed)
+    found = Proposals(words, name, *each, ranges, fixed)
+    packages = ["optuna", *["cmaes"] * (sampler == "cmaes")] if sampler else []
+    if not all(map(find_spec, packages)) and len(found.known()) < found.generations:
+        cure = "uv sync --group search, or pip install --group search"
+        raise SettingsError(f"propose {name}: with={sampler} needs Optuna: {cure}")
+    return found
 
 
 def digest(text: str) -> str:

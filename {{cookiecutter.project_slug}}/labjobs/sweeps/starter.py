@@ -221,8 +221,9 @@ def _check(entries: list[Entry], here: bool) -> bool:
 def _own_code() -> list[Path]:
     """The project's Python files, but for those that only look at results, and tests."""
     left_out = {"plot.py", "jobs.py", "tests", "labjobs"}
-    found = (path for path in provenance.paths() if path.suffix == ".py")
-    return [CODE / path for path in found if path.parts[0] not in left_out]
+    found = [CODE / path for path in provenance.paths() if path.parts[0] not in left_out]
+    inside = (file for path in found if path.is_dir() for file in path.rglob("*.py"))
+    return [*(path for path in found if path.suffix == ".py"), *inside]
 
 
 def _imported(script: str) -> ModuleType:

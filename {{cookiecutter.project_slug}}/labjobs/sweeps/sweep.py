@@ -45,33 +45,36 @@ def run(folder: Path, words: list[str]) -> int:
     lock = states.lock_snapshot(folder)
     grid.answer(folder)
     _leave_when_asked()
-    only_shown = flags.list or flags.watch
+    only_shown, first = flags.list or flags.watch, cluster.flags if cluster else ()
     confirmed = set[int]()
-    _grow(folder, confirmed, only_shown)
+    _, waiting = _grow(folder, first, confirmed, only_shown)
     budget = Budget(3600 * (flags.budget or math.inf) / flags.gpus_per_job)
     while True:
         while (status := _run(folder, flags, cluster, lock, budget)) is None:
             _leave_when_asked()
-        if status or only_shown or cluster:
-            return status
-        _leave_when_asked()
-        grown, waiting = _grow(folder, confirmed)
-        if not grown and waiting:
+        grown = False
+        if not (status or only_shown or cluster):
+            _leave_when_asked()
+            grown, waiting = _grow(folder, first, confirmed)
+        if waiting and not (grown or status or cluster or flags.json):
             return leave(status, f"{waiting[0]} waits until all jobs before it have results")
         if not grown:
             return status
 
 
-def _grow(folder: Path, confirmed: set[int], only_shown: bool = False) -> tuple[bool, list[str]]:
+def _grow(
+    folder: Path, flags: Sequence[str], confirmed: set[int], only_shown: bool = False
+) -> tuple[bool, list[str]]:
     """Add the jobs that follow from results, once these are there: the next generation of each
-    `propose`, and the jobs of each `confirm`, whose number goes into `confirmed`. Return whether
-    any were added, and what waits for results."""
+    `propose`, unless jobs are only shown, and the jobs of each `confirm`, whose number goes into
+    `confirmed`. All jobs have these flags. Return whether any were added, and what waits for
+    results."""
     grown, waiting = False, list[str]()
     for number in range(len(grid.following(folder / "grid"))):
         words, before = grid.following(folder / "grid")[number]
-        entries = grid.entries(folder / "grid")[:before]
-        if words[0] == "propose" and not only_shown:
-            added, left = _propose(words[1:], entries)
+        entries = grid.entries(folder / "grid", flags)[:before]
+        if words[0] == "propose":
+            added, left = _propose(folder, words[1:], entries, only_shown)
             grown = grown or added
             waiting += [" ".join(words[:2])] * left
         elif words[0] == "confirm" and number not in confirmed:
@@ -79,7 +82,7 @@ def _grow(folder: Path, confirmed: set[int], only_shown: bool = False) -> tuple[
             if not count.isdecimal() or not int(count):
                 line = "expects a number of seeds, such as confirm 5"
                 raise SettingsError(f"confirm {count}: {line}")
-            if waiting or not (jobs := _confirm(int(count), entries)):
+            if waiting or not (jobs := _confirm(folder, int(count), entries)):
                 waiting.append("confirm")
             else:
                 grid.add(folder / "grid", jobs)
@@ -88,38 +91,47 @@ def _grow(folder: Path, confirmed: set[int], only_shown: bool = False) -> tuple[
     return grown, waiting
 
 
-def _confirm(count: int, entries: list[Entry]) -> list[list[str]]:
+def _confirm(folder: Path, count: int, entries: list[Entry]) -> list[list[str]]:
     """The jobs that confirm what was chosen; none while results are missing."""
     _read_jobs(entries)
     entries = grid.needed(entries)
     ended = {entry.job.id for entry, _ in grid.stopped(entries)}
     of_run = {entry.job.id for entry in entries if entry.script == identity.DEFAULT}
-    jobs: list[list[str]] = _asked("confirm", count=count, ids=sorted(of_run - ended))
+    jobs: list[list[str]] = _asked(folder, "confirm", count=count, ids=sorted(of_run - ended))
     return jobs
 
 
-def _propose(words: list[str], entries: list[Entry]) -> tuple[bool, bool]:
-    """Write the next generation down, if all jobs before it have results; return whether they had,
-    and whether results are still missing."""
+def _propose(
+    folder: Path, words: list[str], entries: list[Entry], only_shown: bool
+) -> tuple[bool, bool]:
+    """Write the next generation down, if all jobs before it have results and jobs are not only
+    shown; return whether that was done, and whether results are still missing."""
     asked = proposals.read(words)
-    own = entries[len(entries) - sum(len(each.jobs) for each in asked.known()) :]
-    _read_jobs(own)
-    found = _asked("propose", words=words, ids=[entry.job.id for entry in own])
-    if found["said"]:
-        leave(exit_status.DONE, f"run.sh: {found['said']}")
-    grown = bool(found["jobs"])
-    return grown, grown or len(asked.known()) < asked.generations
+    known, grown = asked.known(), False
+    if not only_shown:
+        own = entries[len(entries) - sum(len(each.jobs) for each in known) :]
+        _read_jobs(own)
+        found = _asked(folder, "propose", words=words, ids=[entry.job.id for entry in own])
+        grown = found["grown"]
+        if found["said"]:
+            leave(exit_status.DONE, f"run.sh: {found['said']}")
+    return grown, grown or len(known) < asked.generations
 
 
-def _asked(module: str, **about: Any) -> Any:
+def _asked(folder: Path, module: str, **about: Any) -> Any:
     """What a module of `commands` answers, in a process of its own, since it imports more than a
-    sweep does. Raises SettingsError if it fails."""
+    sweep does; of jobs with the sweep's code, if that was copied. Raises SettingsError if it
+    fails."""
+    code = folder / "code"
+    how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8"}
+    how["cwd"] = code if code.exists() else PROJECT
+    how["env"] = os.environ | {"PROJECT_FOLDER": str(PROJECT)}
     command = [sys.executable, "-m", f"labjobs.commands.{module}"]
-    how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "cwd": PROJECT}
     done = subprocess.run(command, input=json.dumps(about), **how)
     if done.returncode:
-        raise SettingsError(mlflow_client.last_line(done.stderr))
-    return json.loads(done.stdout)
+        said = done.stderr.strip() or f"{module} ended with status {done.returncode}"
+        raise SettingsError(mlflow_client.last_line(said))
+    return json.loads(done.stdout.splitlines()[-1])  # settings.py may have printed something
 
 
 def _run(
@@ -147,6 +159,7 @@ def _run(
     view = states.View()
     view.warn()
     left = _left(entries, view, flags, cluster)
+    _check_searches(entries)
     if not left and cluster:
         count = Counter(entry.state for entry in entries)
         held = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
@@ -178,7 +191,7 @@ def _run(
         starter = Starter(folder / "code", 1, [lock], per_job)
     if flags.budget:
         left = budget.ordered(left, Forecast(entries, len(places), on_gpus, per_job))
-    queue = Queue(left, len(entries), places, starter, flags, since, budget)
+    queue = Queue(left, len(named), places, starter, flags, since, budget)
     try:
         queue.run()
     except OSError as error:
@@ -190,12 +203,22 @@ def _run(
     return None if not status and len(grid.needed(named)) > len(entries) else status
 
 
+def _check_searches(entries: list[Entry]) -> None:
+    """Raise SettingsError for a draw of `search until` that has results elsewhere alone."""
+    for entry in entries:
+        over = "until" in entry.drawn and entry.state in ("finished", "diverged")
+        if over and search.final(entry.job) is None:
+            where = "but not in this folder of runs, where a search looks for its results"
+            raise SettingsError(f"search until: job {entry.job.id} has {entry.state}, {where}")
+
+
 def _places(entries: list[Entry], flags: Flags) -> list[Gpu]:
     """The places on this machine where jobs run: its GPUs, or else parts of its CPU."""
     count = flags.gpus_per_job
+    if found := gpus.on_gpus(flags.gpus, flags.per_gpu or 1, count):
+        return found
     most = min(gpus.at_once(entry.job.runtime.threads) for entry in entries)
-    on_cpu = [Gpu({}) for _ in range(flags.per_gpu or max(1, most // count))]
-    return gpus.on_gpus(flags.gpus, flags.per_gpu or 1, count) or on_cpu
+    return [Gpu({}) for _ in range(flags.per_gpu or max(1, most // count))]
 
 
 def _forecast(entries: list[Entry], flags: Flags, cluster: Cluster | None) -> Forecast:

@@ -33,15 +33,12 @@ INTERVAL = 10.0  # seconds between two writes of cost.json
 
 def totals(attempt: Path) -> dict[str, float]:
     """Return the cost of an attempt so far, by metric. What is unknown is left out."""
-    lines = _lines(attempt)
-    readings = [*seen(attempt).values(), *(line["cost"] for line in lines if "cost" in line)]
+    readings = [*seen(attempt).values()]
+    readings += [line["cost"] for line in _lines(attempt) if "cost" in line]
     cost = {}
     for name, (what, unit, combined) in COSTS.items():
         if known := [used[what] for used in readings if used.get(what)]:
             cost[name] = combined(known) / unit
-    if "gpu_hours" in cost:  # each process has a GPU of its own
-        tags = (line.get("tags", {}).get("processes") for line in lines)
-        cost["gpu_hours"] *= int(next(filter(None, tags), 1))
     return cost
 
 
@@ -77,16 +74,17 @@ class Meter:
         self._energy: Energy | None = None
         self._next_write = 0.0
 
-    def look(self, gpu: str, ended: bool = False) -> None:
-        """Read what the trainer has used, and its `gpu`, if its UUID is known by now; write it down
-        if it is time for that or if the trainer has `ended`."""
+    def look(self, gpu: str, processes: int, ended: bool = False) -> None:
+        """Read what the trainer has used, and its `gpu`, if its UUID is known by now; each of the
+        job's `processes` has one. Write it down if it is time for that or if the trainer has
+        `ended`."""
         with suppress(OSError, LookupError):  # it has ended: what was seen last counts
             process, used = machine.of(self._trainer)
             if self._process in ("", process):
                 self._process = process
                 if gpu:
                     self._energy = self._energy or Energy(gpu)
-                    used["gpu_seconds"] = used["seconds"]
+                    used["gpu_seconds"] = used["seconds"] * processes
                     used["joules"] = self._energy.joules()
                 before = self._processes.setdefault(process, {})  # also of children that have ended
                 before |= {name: max(value, before.get(name, 0)) for name, value in used.items()}

@@ -152,7 +152,7 @@ def carry(folder: Path, meter: Meter) -> None:
             gone = _has_ended(folder, pause)  # asked first, so that everything it wrote is read
             delivery.read()
             over = gone or bool(delivery.status)
-            meter.look(delivery.gpu, ended=over)
+            meter.look(delivery.gpu, delivery.processes, ended=over)
             if over:
                 signal.setitimer(signal.ITIMER_REAL, DELIVERY)  # ends this process
         try:
@@ -174,7 +174,8 @@ def carry(folder: Path, meter: Meter) -> None:
 
 class Delivery:
     """A journal on its way to its run in the store. `status` is the journal's word for how the job
-    ended, if it has ended; `gpu` is the UUID of the job's GPU, if it is known.
+    ended, if it has ended; `gpu` is the UUID of the job's GPU, if it is known; `processes` is how
+    many there are.
 
     sent.json says how far the delivery has come: to which run, and up to which line of which
     journal. That only saves work, because lines that are sent twice are stored once. A damaged
@@ -186,7 +187,7 @@ class Delivery:
         self._file = (folder / layout.JOURNAL).open("rb")
         self._reader = journal.Reader(self._file)
         self._unsent: list[Line] = []
-        self.status, self.gpu = "", ""
+        self.status, self.gpu, self.processes = "", "", 1
         self.read()
         journal.check(folder, self._reader)
         self._journal = str(self._reader.start["journal"])
@@ -200,9 +201,10 @@ class Delivery:
         self._unsent += new
         for line in new:
             if "start" in line:
-                self.status, self.gpu = "", ""  # the last attempt's
-            self.status = line.get("end", self.status)
-            self.gpu = line.get("tags", {}).get("gpu", self.gpu)
+                self.status, self.gpu, self.processes = "", "", 1  # the last attempt's
+            self.status, tags = line.get("end", self.status), line.get("tags", {})
+            self.gpu = tags.get("gpu", self.gpu)
+            self.processes = int(tags.get("processes", self.processes))
 
     def send(self, over: bool = False) -> None:
         """Send what has been read and, if the job is `over`, its end. Raises whatever the store

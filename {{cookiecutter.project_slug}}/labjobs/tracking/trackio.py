@@ -40,8 +40,9 @@ def _kept(copy: "Copy", row: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for name, image in row["images"].items():
         place = get_project_media_path(copy.project, copy.title, row["step"]) / image.name
-        if not place.exists():
-            shutil.copy(image, place)
+        if not place.exists():  # else half of it could stay
+            shutil.copy(image, part := place.with_suffix(".part"))
+            part.rename(place)
         path = str(place.relative_to(MEDIA_DIR))
         found[name] = {"_type": "trackio.image", "file_path": path, "caption": None}
     return found
