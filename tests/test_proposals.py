@@ -28,7 +28,8 @@ def swept(fresh):
 
 def test_generations_follow_from_results_and_are_written_down(swept, fresh):
     listed = succeeded(swept(2, "--list")).stdout
-    assert listed.splitlines()[-1] == "2 jobs: 2 pending"
+    waits = "propose tuned waits until all jobs before it have results"
+    assert listed.splitlines()[-2:] == ["2 jobs: 2 pending", waits]
     path = fresh.root / "searches" / "tuned.txt"
     assert not path.exists()
     assert succeeded(swept(2)).stdout.splitlines()[-1] == "4 of 4 jobs finished, 2 of them now"
