@@ -88,7 +88,7 @@ def test_a_package_of_another_version_is_named(jobs, tmp_path):
     old, new = installed(tmp_path / "old", "1.0", 1.0), installed(tmp_path / "new", "2.0", 1.001)
     job = job_of(succeeded(jobs.project.run(*SHORT, "--seed", "2", **old)))
     found = jobs.repeated(1, job, **new)[job]
-    assert found["status"] == "different"
+    assert found["status"] == "different", found
     assert found["conditions"] == ["scaling 1.0, now 2.0"]
     step, value = jobs.project.journalled(job)["train_loss"][0]
     assert found["said"].startswith(f"train_loss at step {step} was {value} and is now ")

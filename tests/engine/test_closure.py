@@ -151,6 +151,16 @@ def test_libraries_that_read_files_without_python_are_found(tmp_path, imports, r
     assert all(where.startswith("nets.py:") for where in unseen.values())
 
 
+def test_what_is_not_imported_reads_nothing(tmp_path):
+    """Although it counts, since nobody knows what a library that is not known does."""
+    other = "import cv2\n\n\ndef read(x):\n    return cv2.imread(x)\n"
+    files = {"nets.py": f"import scaling\n{NETS}", "other.py": other}
+    code = found(tmp_path, files, net="large")
+    assert "other:<file>" in code.parts and not code.unseen
+    files["nets.py"] = f"import scaling\nimport other\n{NETS.replace('2 * x', 'other.read(x)')}"
+    assert [*found(tmp_path, files, net="large").unseen] == ["cv2.imread"]
+
+
 def test_definitions_that_have_run_can_be_added(tmp_path):
     """Those that are gone are left out."""
     also = ("gone:f", "nets:gone", "nets:large")

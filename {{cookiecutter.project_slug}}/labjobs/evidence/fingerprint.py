@@ -7,7 +7,7 @@ import inspect
 import os
 import re
 import sys
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -282,13 +282,14 @@ class Closure:
         self._settings = settings
         self._words = {word for value in settings.values() for word in _words(value)}
         self._entered: set[str] = set()
+        self._imports: defaultdict[str, set[str]] = defaultdict(set)  # modules, by their importer
+        self._unseen: list[tuple[Use, str]] = []
         self._runs_programs = False  # perhaps
         self._engine: dict[str, str] = {}
         self._asked: dict[Name, tuple[str, set[Key]]] = {}
         self._waiting: deque[tuple[Use, str]] = deque()
         self.parts: dict[str, Part] = {}
         self.advice: dict[str, str] = {}
-        self.unseen: dict[str, str] = {}
         self.lines: dict[str, list[range]] = {}
 
     def find(self, also: Sequence[str]) -> None:
@@ -299,6 +300,7 @@ class Closure:
         for part in also:
             name, _, definition = part.partition(":")
             module = self._symbols.get(name)
+            self._imports[""].update(parents(name))
             if definition == WHOLE:
                 self._take_whole(name, "", "code has run there that no definition has")
             elif module and definition in module.definitions:
@@ -333,6 +335,8 @@ class Closure:
             self.lines.setdefault(module.name, []).append(range(*extent(node)))
 
     def _follow(self, use: Use, by: str) -> None:
+        module = by.partition(":")[0]
+        self._imports[module].update(parents(use.module))
         match use.how:
             case "definition":
                 self._reach(use, by)
@@ -345,7 +349,18 @@ class Closure:
             case "engine":
                 self._engine.setdefault(use.module, by)
             case "unseen":
-                self.unseen.setdefault(use.name, use.why)
+                self._unseen.append((use, module))
+
+    @property
+    def unseen(self) -> dict[str, str]:
+        """What reads files that Python does not open, and where, in modules that the job imports;
+        others count only since it cannot be known what is used."""
+        imported, further = set[str](), {"", self._symbols.entry}
+        while further:
+            imported |= further
+            further = {each for name in further for each in self._imports[name]} - imported
+        every = [use for use, module in self._unseen if module in imported]
+        return {use.name: use.why for use in reversed(every)}
 
     # Modules
 
@@ -369,6 +384,7 @@ class Closure:
             if self._symbols.is_unknown(imported):
                 why = f"{module.path}:{line} imports {imported}, which is not known"
                 self._take_everything(by, why)
+            self._imports[name].update(parents(imported))
             self._import(imported, by)
         for definition in filter(is_special, module.definitions):
             self._take_everything(by, f"{module.path} sets {definition}")
@@ -467,6 +483,8 @@ class Closure:
                 self._put_file(f"file:{file.relative_to(self._folder).as_posix()}", file, "")
             if is_file and word.endswith(".py"):  # perhaps run in a separate process
                 module = self._symbols.name_of(file)
+                if not self._runs_programs:  # else words of modules count that are not imported
+                    self._imports[""].update(parents(module))
                 self._take_whole(module, "", why) if module else self._take_everything("", why)
             elif is_python and not is_file and not re.search(r"\s", word):
                 self._take_everything("", f"{word!r} in the code is no file of the project")
