@@ -28,6 +28,7 @@ PAGES = {
     "overlap": ("overlap.py",),
     "sweeps": ("sweeps.py",),
     "costs": ("costs.py",),
+    "proposals": ("proposals.py",),
     "techniques": ("techniques.py",),
     "start": ("start.py",),
     "courier": ("courier.py",),

@@ -60,7 +60,7 @@ def test_states_counts_and_what_runs_when_the_line_is_taken_away(counting, tmp_p
     assert all((project.folder(job) / "last.pt").exists() for job in stopped)
     succeeded(project.do("python", "plot.py", "--format", "png"))
     caption = (project.root / "figures" / "ranking.tex").read_text()
-    assert f"{len(stopped)} stopped at 1e." in caption.partition("Of 7 jobs tried, 3 finished")[2]
+    assert f"{len(stopped)} stopped at 1e." in caption.partition("Of 8 jobs tried, 4 finished")[2]
     again = succeeded(swept(project))
     assert " started on " not in again.stdout and "4 of 8 jobs finished, 0 of" in again.stdout
 

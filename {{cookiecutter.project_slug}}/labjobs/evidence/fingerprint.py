@@ -46,6 +46,7 @@ SOURCES = (
 """How the names of programs' sources end."""
 
 MAKEFILES = {"GNUmakefile", "makefile", "Makefile"}
+SHELLS = {"sh", "bash", "dash", "ksh", "zsh", "make"}  # they run files whatever their names
 
 
 @dataclass(frozen=True)
@@ -493,12 +494,14 @@ class Closure:
         """Return the files that commands such as "sh ./a.sh" name, and those that they name, also
         without an ending; and what `make` reads."""
         found, waiting = set[str](), [*self._words]
+        in_shells = any(SHELLS.intersection(word.split()) for word in waiting)
         while waiting:
             words = {*re.split(r"[^\w./+-]+", waiting.pop())} - found
             words |= MAKEFILES - found if "make" in words else set()
             plain = {w for w in words if re.fullmatch(r"\w{1,99}", w)}
             named = {w for w in words - plain if self._project.is_program(w)}
-            named |= {w for w in plain if (self._folder / w).is_file()}
+            files = (w for w in plain if in_shells and (self._folder / w).is_file())
+            named |= {w for w in files if _bytes(self._folder / w)}  # others only mark something
             found |= named
             texts = (_bytes(self._folder / name) for name in named if not name.endswith(".py"))
             waiting.extend(text.decode(errors="replace") for text in texts)
