@@ -113,7 +113,7 @@ def forecast(lab, *jobs):
 
 
 def around(low, high, jobs):
-    """The least and the most of a range that so many jobs have shown."""
+    """The ends of a forecast's range, from the range of the times of several comparable jobs."""
     wider = 1.25 ** (1 / jobs)
     return [pytest.approx(low / wider), pytest.approx(high * wider)]
 
@@ -163,7 +163,7 @@ def test_of_an_interrupted_job_the_rest_counts(lab):
 
 
 def started(done):
-    """The words of the jobs that were started, in order."""
+    """The command lines of the jobs that were started, in the order of their starts."""
     lines = [line for line in done.stdout.splitlines() if " started on " in line]
     return [line.partition("run.py ")[2] for line in lines]
 

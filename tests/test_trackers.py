@@ -1,5 +1,5 @@
 """Copies in TensorBoard, Trackio and Weights & Biases, as these read them: the journal, each point
-once, whoever is killed. They need `uv pip install --group trackers`.
+once, whichever process is killed. The tests need `uv pip install --group trackers`.
 """
 
 import json
@@ -329,8 +329,8 @@ def of_tensorboard(project: Project) -> tuple[dict[str, object], dict[str, str]]
 
 
 class Service:
-    """A stand-in for the server of W&B: it keeps the lines that it gets where it is told to, and
-    says how many it has."""
+    """A stand-in for the server of W&B: it stores the lines that it receives, each at the line
+    number that comes with it, and says how many it has."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []

@@ -144,7 +144,7 @@ def _mixed(
 
 
 def _in_order(one: list[str], other: list[str]) -> list[str]:
-    """All words of two lists, in the order that both have where they agree."""
+    """All words of two lists, each once. Words that both have keep their common order."""
     steps = SequenceMatcher(None, one, other, autojunk=False).get_opcodes()
     return [*dict.fromkeys(word for _, i, j, k, m in steps for word in one[i:j] + other[k:m])]
 

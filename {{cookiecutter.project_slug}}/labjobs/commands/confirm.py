@@ -10,8 +10,9 @@ prints the arguments of the jobs to run: nothing while a job of the grid has no 
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labjobs import exit_status, settings
 from labjobs.cli import flags
@@ -59,14 +60,14 @@ def _of_task(count: int, own: "pd.DataFrame") -> list[list[str]]:
     return found
 
 
-def main() -> int:
-    """Answer what standard input asks; returns the exit status."""
+def answer(function: Callable[..., Any]) -> int:
+    """Answer what a sweep asks on standard input, in JSON; returns the exit status."""
     try:
-        print(json.dumps(jobs(**json.load(sys.stdin))))
+        print(json.dumps(function(**json.load(sys.stdin))))
     except (SettingsError, ConnectionError) as error:
         return leave(exit_status.WRONG, str(error))
     return exit_status.DONE
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer(jobs))

@@ -2,16 +2,15 @@
 
 A generation is a function of its declaration and of the results of the generations before it, in
 whatever order these came, so it can be made again from the journals. By default, a Gaussian
-process is fitted to what jobs monitor, and the settings are taken for which it expects the largest
-improvement: Jones, Schonlau and Welch 1998, doi.org/10.1023/A:1008306431147; several at a time,
-each as if those before it had come out as expected (Ginsbourger, Le Riche and Carraro 2010,
-doi.org/10.1007/978-3-642-10701-6_6). `with=` takes a sampler of Optuna instead.
+process is fitted to the metric that jobs monitor, and the settings with the largest expected
+improvement are taken: Jones, Schonlau and Welch 1998, doi.org/10.1023/A:1008306431147. If several
+are taken, each is chosen as if those before it had come out as expected: Ginsbourger, Le Riche and
+Carraro 2010, doi.org/10.1007/978-3-642-10701-6_6. `with=` takes a sampler of Optuna instead.
 
 `python -m labjobs.commands.propose` reads a line `propose` and the ids of its jobs, writes the next
 generation down if all of them have ended, and prints it.
 """
 
-import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,10 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labjobs import exit_status
+from labjobs.commands.confirm import answer
 from labjobs.errors import SettingsError
 from labjobs.job import identity
-from labjobs.job.terminal import leave
 from labjobs.results import tables
 from labjobs.results.metrics import NoResults, chooser
 from labjobs.sweeps import proposals, search
@@ -261,14 +259,5 @@ def _by_optuna(
         yield numbers
 
 
-def main() -> int:
-    """Answer what standard input asks; returns the exit status."""
-    try:
-        print(json.dumps(next_generation(**json.load(sys.stdin))))
-    except (SettingsError, ConnectionError) as error:
-        return leave(exit_status.WRONG, str(error))
-    return exit_status.DONE
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer(next_generation))

@@ -92,10 +92,10 @@ def id_of(attempt: Path) -> str:
 def last_of(attempt: Path, metric: str) -> dict[str, Any]:
     """Return the last line with a metric, if it is near the end of an attempt's journal; empty if
     it is not, or if the line is damaged or of another journal."""
-    lines: list[bytes] = []
+    key, lines = f'"{metric}": '.encode(), list[bytes]()
     with suppress(OSError), (attempt / layout.JOURNAL).open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-        lines = [line for line in file if b'"%s": ' % metric.encode() in line]
+        lines = [line for line in file if key in line]
     return decoded(lines[-1], seed_of(id_of(attempt))) if lines else {}
 
 

@@ -451,7 +451,10 @@ def _cell(
     if not found.high > found.low:
         return Cell(text(found.mean, decimals, 3))
     up, down = found.high - found.mean, found.mean - found.low
-    digits = 3 + max(0, math.floor(math.log10(abs(found.mean) / (up + down) or 1)))
+    larger = (
+        abs(found.mean) / (up + down) or 1
+    )  # how many times as large the mean is as its interval
+    digits = 3 + max(0, math.floor(math.log10(larger)))
     middle, *ends = (text(each, decimals, digits) for each in found)
     if decimals is None or not math.isclose(up, down, rel_tol=1e-6):
         return Cell(f"{middle} ({ends[0]} to {ends[1]})")

@@ -137,8 +137,9 @@ class Cost(NamedTuple):
 
 
 class Forecast:
-    """What jobs of a grid take, by the latest attempts in their folders of runs. `at_once` jobs
-    run at the same time (0 if that is not known), each with so many `processes`."""
+    """What jobs of a grid take, judging by the latest attempts in their folders of runs. `at_once`
+    is the number of jobs that run at the same time (0 if that is not known), and `processes` the
+    number of processes of each job."""
 
     def __init__(
         self, entries: Sequence[Entry], at_once: int, on_gpus: bool, processes: int

@@ -217,14 +217,13 @@ def _entries(words: Iterator[str]) -> Iterator[Entry]:
                 halving = None
             case ["confirm" | "propose", *_]:
                 pass
-            case _ if halving and "proposal" in drawn:
-                raise SettingsError("propose: not below halving; write keep_all before it")
+            case _ if halving and {"proposal", "until"} & drawn.keys():
+                line = "not below halving, which stops jobs itself; write keep_all before them"
+                raise SettingsError(f"search until and propose: {line}")
             case _:
                 number += 1
                 is_named = bool(given) and given[0].endswith(".py") and not given[0].startswith("-")
                 script = given.pop(0).removesuffix(".py") if is_named else identity.DEFAULT
-                if halving and "until" in drawn:
-                    raise SettingsError("search until: not below halving, which stops jobs itself")
                 yield Entry(number, script, given, drawn, halving)
 
 

@@ -40,7 +40,8 @@ class Generation(NamedTuple):
 
 @dataclass(frozen=True)
 class Proposals:
-    """A line `propose` of a grid: its words; `count` jobs in each of so many `generations`."""
+    """A line `propose` of a grid: its `words`, the number of `generations`, and the number of jobs
+    in each, `count`."""
 
     words: list[str]
     name: str

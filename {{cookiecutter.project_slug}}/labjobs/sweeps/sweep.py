@@ -191,16 +191,20 @@ def _run(
         starter = Starter(folder / "code", 1, [lock], per_job)
     if flags.budget:
         left = budget.ordered(left, Forecast(entries, len(places), on_gpus, per_job))
-    queue = Queue(left, len(named), places, starter, flags, since, budget)
+    status = _run_here(entries, Queue(left, len(named), places, starter, flags, since, budget))
+    for line in budget.lines(entries):
+        leave(status, f"run.sh: --budget {flags.budget:g}: {line}")
+    return None if not status and len(grid.needed(named)) > len(entries) else status
+
+
+def _run_here(entries: list[Entry], queue: "Queue") -> int:
+    """Run the jobs of a queue on this machine, and print the results; return the exit status."""
     try:
         queue.run()
     except OSError as error:
         messages.send(f"the sweep has ended: {cause(error)}", wait=True)
         raise
-    status = _end(entries, queue.status)
-    for line in budget.lines(entries):
-        leave(status, f"run.sh: --budget {flags.budget:g}: {line}")
-    return None if not status and len(grid.needed(named)) > len(entries) else status
+    return _end(entries, queue.status)
 
 
 def _check_searches(entries: list[Entry]) -> None:
