@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 def test_no_part_is_empty(count, fraction):
     with pytest.raises(SettingsError) as caught:
         split(TensorDataset(torch.zeros(count)), fraction, 0)
-    line = f"{fraction} of {count} examples is {round(count * fraction)}, but some"
+    line = f"{fraction} of {count} examples is {round(count * fraction)}, but at least one must be"
     assert str(caught.value).startswith(line)
 
 

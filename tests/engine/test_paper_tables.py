@@ -211,8 +211,8 @@ def test_files_say_the_same_and_are_the_same_for_the_same_results(store, tmp_pat
 def test_the_best_rows_of_each_task_are_among_those_that_are_shown(store):
     for task, sign in (("digits", 1), ("letters", -1)):
         values = {rate: 0.5 + sign * rate / 1000 for rate in range(1, 30)}
-        grid(store, "many", values, seeds=1, dataset=task)
-    table = paper_tables.results(tables.jobs("many"))
+        grid(store, "two tasks", values, seeds=1, dataset=task)
+    table = paper_tables.results(tables.jobs("two tasks"))
     assert len(table.rows) == paper_tables.MOST_ROWS
     assert sum(cell.chosen for cells in table.rows.values() for cell in cells) >= 2
 
