@@ -221,7 +221,7 @@ def _places(entries: list[Entry], flags: Flags) -> list[Gpu]:
     count = flags.gpus_per_job
     if found := gpus.on_gpus(flags.gpus, flags.per_gpu or 1, count):
         return found
-    most = min(gpus.at_once(entry.job.runtime.threads) for entry in entries)
+    most = min(map(gpus.at_once, {entry.job.runtime.threads for entry in entries}))
     return [Gpu({}) for _ in range(flags.per_gpu or max(1, most // count))]
 
 
