@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import Project, job_of, one_line, succeeded
+from faults import Project, ended, job_of, one_line, succeeded, wait_until
 from mlflow import MlflowClient
 from PIL import Image
 
@@ -110,7 +110,7 @@ def test_copies_elsewhere_are_the_same_data_and_what_is_away_is_not_checked(proj
 
 @pytest.mark.full
 def test_one_that_was_stopped_is_continued_with_other_data_only_on_request(fresh):
-    flags = (*FLAGS, "--epochs", "300")
+    flags = (*FLAGS[:-3], "--epochs", "300", "--quiet")
     fresh.killed(*flags)
     image(99, fresh.root / "data/cat/99.png")
     said = one_line(fresh.run(*flags), 5)
@@ -164,15 +164,19 @@ def test_files_of_the_project_count_but_not_what_the_job_has_made(fresh):
 
 
 @pytest.mark.full
-def test_what_changes_while_a_job_runs_is_noticed_at_its_end(fresh):
-    with (fresh.root / "run.py").open() as file:
-        text = file.read().replace(
-            "    job.load_best(model=model)\n",
-            '    os.system(f"truncate -s 0 {job.runtime.data_root}/cat/3.png")\n'
-            "    job.load_best(model=model)\n",
-        )
-    (fresh.root / "run.py").write_text(f"import os\n{text}")
-    assert fresh.run(*BY_WORKERS).returncode == 0
+def test_what_others_change_while_a_job_runs_is_noticed_at_its_end(fresh, tmp_path):
+    trained, changed = tmp_path / "trained", tmp_path / "changed"
+    trained.mkdir()
+    code = (fresh.root / "run.py").read_text()
+    line = "    job.load_best(model=model)\n"
+    wait = f"    os.rmdir({str(trained)!r})\n    while not os.path.exists({str(changed)!r}): pass\n"
+    code = code.replace(line, f"{wait}{line}")
+    (fresh.root / "run.py").write_text(f"import os\n{code}")
+    job = fresh.start(*BY_WORKERS)
+    wait_until(lambda: not trained.exists())
+    (fresh.root / "data/cat/3.png").write_bytes(b"")
+    changed.mkdir()
+    succeeded(ended(job))
     (log,) = fresh.root.glob("runs/*/*/log.txt")
     assert "the data has changed while the job ran (data/cat/3.png changed)" in log.read_text()
     assert "its data changed while it ran" in one_line(fresh.run(*BY_WORKERS), 5)
