@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from faults import Project
+from faults import Project, succeeded
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from repository import commit
@@ -42,8 +42,14 @@ def test_who_ran_what_from_which_commit(project, run):
 
 @pytest.mark.full
 def test_repeats_are_one_group_and_no_other_job_is_in_it(project, run):
-    for flags in (("--seed=4",), ("--lr=0.02",), ("--fold=1",), ("--fold=2", "--seed=5")):
-        assert project.run(*QUICK, *flags, "--quiet").returncode == 0
+    epochs, lr, seed, note = QUICK
+    for flags in (
+        (lr, "--seed=4"),
+        ("--lr=0.02", seed),
+        (lr, seed, "--fold=1"),
+        (lr, "--seed=5", "--fold=2"),
+    ):
+        succeeded(project.run(epochs, note, *flags, "--quiet"))
     folds = [each.data for each in stored(project) if each.data.params["fold"] != "0"]
     assert len(folds) == 2
     (of_folds,) = {each.tags["seed_group"] for each in folds}
