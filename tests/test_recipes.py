@@ -257,7 +257,7 @@ def test_metrics_of_all_outputs(fresh):
     insert(fresh, "run.py", "    return losses.mean(), measured\n", scores)
     check("ruff check --fix", fresh.root)
     check("ruff format", fresh.root)
-    flags = (*SHORT, "--log-every", "1")
+    flags = ("--steps", "6", "--eval-every", "4", "--batch-size", "128", "--log-every", "1")
     one = fresh.journalled(fresh.finish(*flags, "--monitor", "val_auc"))
     assert all(0.5 < value < 1 for _, value in one["val_auc"] + one["test_average_precision"])
     words = (
@@ -286,7 +286,7 @@ def test_metrics_of_all_outputs(fresh):
     insert(fresh, "run.py", before, "".join(f"                {line}\n" for line in update))
     fresh.edit("run.py", "        job.log_epoch(metrics)\n", f"        {log}\n        {reset}\n")
     check("mypy", fresh.root)
-    job = killed_twice(fresh, *flags, "--eval-every", "4")
+    job = killed_twice(fresh, *flags)
     assert [step for step, _ in fresh.journalled(job)["train_auc"]] == [4, 6]
     succeeded(fresh.run("--check"))
 
