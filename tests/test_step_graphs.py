@@ -17,7 +17,7 @@ JOBS = {
     "compiled": COMPILED,
     "fp16 in parts": f"--model convnet --precision fp16 --accumulate 3 {EVERYTHING}",
     "Muon": f"--model convnet --optimizer muon --weight-decay 0.1 {EVERYTHING}",
-    "SGD": f"--optimizer sgd --schedule one-cycle --lr-for-batch 32 {EVERYTHING}",
+    "SGD": f"--optimizer sgd --lr-for-batch 32 {EVERYTHING}",
 }
 PYTHON = {
     "loss.item()": "operation not permitted when stream is capturing",
