@@ -56,7 +56,8 @@ def sample(each: NDArray[Any], metric: Measured, known: bool = True) -> Sample:
     """Return the results (examples, seeds) of jobs, with those of single examples if `known`."""
     index = pd.Index(range(each.shape[1]), name=groups.SEED)
     results = pd.Series(each.mean(axis=0), index=index)
-    return Sample(results, metric, each.astype(float) if known else None)
+    which = (np.arange(len(each)),)
+    return Sample(results, metric, each.astype(float) if known else None, which)
 
 
 def right(hardness: NDArray[Any], error: float) -> NDArray[Any]:
@@ -154,9 +155,8 @@ def folds_covered(random: np.random.Generator, trials: int, seeds: int, folds: i
             )
         both = np.reshape(results, (-1, 2)).T
         each = {str(n): pd.Series(one, index=index) for n, one in enumerate(both)}
-        for one in each.values():
-            one.attrs[groups.OVERLAP] = 1 / (folds - 1)
-        of = {name: Sample(one, ACCURACY.of("val")) for name, one in each.items()}
+        shared, metric = 1 / (folds - 1), ACCURACY.of("val")
+        of = {name: Sample(one, metric, overlap=shared) for name, one in each.items()}
         _, low, high = of["0"].interval
         inside += low <= truth <= high
         apart += samples.differences(of, "0")["1"].is_certain

@@ -19,6 +19,7 @@ CONFIRMING = 1000
 LABELS = {"lr": "learning rate", "weight_decay": "weight decay", "split_seed": "split seed"}
 REPEATS = ("seed", "fold", "split_seed")
 SPLITS = ("fold", "split_seed")
+BARE = ("model", "optimizer")  # whose values may stand without their names
 ENDED = ("finished", "diverged", "unknown")
 WORDS = {"val": "validation", "test": "test"}
 Name = frozenset[str]
@@ -195,8 +196,11 @@ def difference(one: pd.DataFrame, other: pd.DataFrame, metric: Metric) -> tuple[
         middle = both[0].middle - both[1].middle
     right = [by_example(x, metric) for x in (one, other)]
     if right[0] is not None and right[1] is not None:
-        means = example_means(right[0], one) - example_means(right[1], other)
-        parts.append((means.var(ddof=1) / len(means), len(means) - 1))
+        means = [example_means(*pair) for pair in zip(right, (one, other), strict=True)]
+        first, second = (x.iloc[0][["index", "label"]].map(list) for x in (one, other))
+        paired &= (same := first.equals(second))
+        means = [means[0] - means[1]] if same else means
+        parts += [(each.var(ddof=1) / len(each), len(each) - 1) for each in means]
     return Mean(float(middle), parts, metric.log), paired
 
 
@@ -224,16 +228,18 @@ def differences(
 
 def varied(jobs: pd.DataFrame, settings: Iterable[str]) -> list[str]:
     others = ("dataset", "monitor", *REPEATS)
-    return [n for n in settings if n not in others and jobs[n].nunique() > 1]
+    return [n for n in settings if n not in others and jobs[n].nunique(dropna=False) > 1]
 
 
 def label(row: Any, by: list[str]) -> Name:
-    texts = [row[n] if n == "model" else f"{LABELS.get(n, n)} {short(row[n])}" for n in by]
-    return frozenset(texts)
+    """The values of settings, without those that do not count."""
+    some = [n for n in by if not pd.isna(row[n])]
+    return frozenset(row[n] if n in BARE else f"{LABELS.get(n, n)} {short(row[n])}" for n in some)
 
 
 def parts_of(text: str) -> Name:
-    return frozenset(part.removeprefix("model ") for part in text.split(", ")) - {""}
+    bare = [part.removeprefix("model ").removeprefix("optimizer ") for part in text.split(", ")]
+    return frozenset(bare) - {"", "momentum none"}
 
 
 def grouped(jobs: pd.DataFrame, by: list[str]) -> dict[Name, pd.DataFrame]:
@@ -280,7 +286,7 @@ class Caption:
         self.rest = self._rest()
         self.by = [n for n in varied(self.jobs, grid.settings) if n not in self.rest]
         self.best = self._chosen()
-        self.said: list[str] = []
+        self.most = 12
 
     def _rest(self) -> list[str]:
         """The settings for which the best values were chosen."""
@@ -308,9 +314,9 @@ class Caption:
     def groups(self) -> dict[Name, pd.DataFrame]:
         return grouped(self.jobs, self.by)
 
-    def check(self, stem: str) -> None:
+    def check(self, stem: str, first: str = " ") -> None:
         """Compare each sentence. Raises AssertionError."""
-        text = " " + self.text
+        text = first + self.text
         while text:
             for pattern, test in SENTENCES:
                 if found := re.match(pattern, text, re.DOTALL):
@@ -383,7 +389,7 @@ class Caption:
     @property
     def tested(self) -> dict[Name, pd.DataFrame]:
         """The groups with test results, the best first by validation."""
-        first = ranked(self.groups, self.shown)[:12]
+        first = ranked(self.groups, self.shown)[: self.most]
         metric = replace(self.shown, part="test")
         return {name: self.groups[name] for name in first if len(known(self.groups[name], metric))}
 
@@ -441,6 +447,15 @@ class Caption:
             for each in filter("…".__ne__, named.split("; ")):
                 chosen, n, of = re.fullmatch(r"(.*) \((\d+) of (\d+)\)", each).groups()
                 assert (counts[parts_of(chosen)], len(self.best)) == (int(n), int(of)), named
+
+    def differ(self, said: str) -> None:
+        """What the figure does not distinguish differs between its groups, not within them."""
+        names = {LABELS.get(name, name): name for name in self.grid.settings}
+        rest = [names[each] for each in re.split(", | and ", said)]
+        by = [name for name in self.by if name not in rest]
+        one = self.jobs.astype(object).groupby(by, dropna=False)[rest].nunique(dropna=False)
+        assert rest and (one == 1).all(axis=None), (said, one)
+        self.by = by
 
     def left_out(self, said: str) -> None:
         wanted = Counter[Any]()
@@ -683,7 +698,7 @@ SENTENCES: list[tuple[str, Test]] = [
         r"median with diverged jobs as the worst)?: (.+?)\.(?= [A-Z]|$)",
         Caption.choice,
     ),
-    (r" The jobs differ in (.+?) as well\.", lambda c, said: False),
+    (r" The jobs differ in (.+?) as well\.", Caption.differ),
     (r" Left out: (.+?)\.(?= [A-Z]|$)", Caption.left_out),
     (r" Of all values (\S+%|less than 0\.1%) are beyond the axis\.", Caption.beyond),
     (r" (?:Arrows show where the|The) edges of the axes cut intervals off\.", lambda c: None),

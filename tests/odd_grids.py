@@ -14,9 +14,17 @@ import pandas as pd
 from labjobs.settings import CONFIRMING, Metric
 from stored import Store
 
+SETTINGS = (
+    "lr: float",
+    'momentum: float = setting(0.9, when={"optimizer": "sgd"})\n\n    lr: float',
+)
+"""What takes the place of what in settings.py, which declares what does not always count."""
+
 WORDS = ["mlp", "convnet", "vit_b", "50% & more"]
 STATES = {"finished": 0.8, "diverged": 0.07, "failed": 0.05, "paused": 0.05, "unknown": 0.03}
 """What becomes of jobs; the results of `unknown` ones are no numbers."""
+
+OTHERS = [0.7, 0.15, 0.15]  # how often each learning rate is tested on other examples, and how
 
 STATUS = {"finished": "FINISHED", "unknown": "FINISHED", "paused": "KILLED"}
 DEVICES = ["CPU", "NVIDIA H100"]
@@ -43,8 +51,12 @@ def grid(store: Store, experiment: str, drawn: np.random.Generator) -> Grid:
         "model": drawn.permutation(WORDS)[: drawn.integers(1, 4)].tolist(),
         "lr": (10.0 ** -np.arange(1, drawn.integers(2, 6))).tolist(),
     }
-    if drawn.random() < 0.4:
+    if (more := drawn.random()) > 0.9:
+        axes = {"model": ["mlp"], "lr": (10 ** -drawn.uniform(1, 5, 24)).tolist()}
+    elif more < 0.4:
         axes["weight_decay"] = [0, 1e-4, 0.01][: drawn.integers(2, 4)]
+    elif more < 0.7:
+        axes |= {"optimizer": ["adam", "sgd"], "momentum": [0.5, 0.9, None]}
     repeats = drawn.choice(["seeds", "folds", "splits"], p=[0.7, 0.15, 0.15])
     tested, kept = drawn.random() < 0.8, drawn.random() < 0.5
     monitored = str(drawn.choice([*metrics]))
@@ -52,22 +64,32 @@ def grid(store: Store, experiment: str, drawn: np.random.Generator) -> Grid:
     devices = DEVICES[: drawn.choice([1, 2], p=[0.8, 0.2])]
     chances = [*STATES.values()] if drawn.random() < 0.7 else [1, 0, 0, 0, 0]
     counts = [200 + int(drawn.integers(9)), 40]
+    labels, tells = drawn.integers(0, 3, counts[1]), drawn.choice(["", "index", "label"], p=OTHERS)
     rows, names = list[dict[str, Any]](), dict[str, None]()
     for task, *values in product(tasks, *axes.values()):
+        if ("adam" in values) != (None in values) and "momentum" in axes:
+            continue  # momentum counts with sgd alone
         level, confirmed = drawn.uniform(0.4, 0.95), drawn.random() < 0.1
         for repeat in _repeats(repeats, drawn, confirmed):
             state = str(drawn.choice([*STATES], p=chances))
             settings = {"dataset": task, "monitor": f"val_{monitored}"}
-            settings |= dict(zip(axes, values, strict=True)) | repeat
+            settings |= {n: v for n, v in zip(axes, values, strict=True) if v is not None} | repeat
             folder = store.folder / f"job-{experiment}-{len(rows)}"
             row = {**settings, "state": state, "device": str(drawn.choice(devices))}
+            other = axes["lr"].index(values[1])  # examples, which only one of the two tells
+            row |= {"index": np.arange(counts[1]) + other * (tells == "index")}
+            row |= {"label": (labels + other * (tells == "label")) % 3}
             row |= {"lasts": 1, "seconds": 1.0 + drawn.integers(3), "job_id": f"job{len(rows):03}"}
-            row |= _results(drawn, metrics, level, state, tested, counts[1])
+            row |= _results(drawn, metrics, level, state, row["label"], tested)
             _store(store, experiment, row, settings, metrics, folder, kept, counts)
+            row |= {"momentum": None} if "adam" in values else {}
             names |= dict.fromkeys(settings)
             rows.append(row | {"kept": kept and tested, "sizes": counts})
     flags = ["--metric", shown] if shown else []
-    return Grid(pd.DataFrame(rows), sorted(names), metrics, monitored, shown or monitored, flags)
+    table = pd.DataFrame(rows)
+    for name in {"momentum"} & {*table}:
+        table[name] = pd.Series([row[name] for row in rows], dtype=object)
+    return Grid(table, sorted(names), metrics, monitored, shown or monitored, flags)
 
 
 def _metrics(drawn: np.random.Generator) -> dict[str, Metric]:
@@ -97,16 +119,15 @@ def _results(
     metrics: Mapping[str, Metric],
     level: float,
     state: str,
+    label: Any,
     tested: bool,
-    examples: int,
 ) -> dict[str, Any]:
     """The curves and results of a job around a level of accuracy."""
     rises = drawn.integers(3, 7) if drawn.random() < 0.3 else 4
     found: dict[str, Any] = {"curves": {}, "tests": {}}
     own = np.clip(level + drawn.normal(0, 0.03), 0.05, 0.99)
-    right = drawn.random(examples) < own
-    found["label"] = drawn.integers(0, 3, examples)
-    found["predicted"] = np.where(right, found["label"], (found["label"] + 1) % 3)
+    right = drawn.random(len(label)) < own
+    found["predicted"] = np.where(right, label, (label + 1) % 3)
     for name in metrics:
         value = float(own if name == "accuracy" else -np.log(own) * drawn.lognormal(0, 0.1))
         gap = -0.3 * value if name == "accuracy" else 2 * value
@@ -136,7 +157,7 @@ def _store(
     if kept:
         same = row["label"] == row["predicted"]
         arrays = {"label": row["label"], "predicted": row["predicted"], "accuracy": same}
-        np.savez(folder / "predictions.npz", index=np.arange(len(same)), **arrays)
+        np.savez(folder / "predictions.npz", index=row["index"], **arrays)
     status = STATUS.get(row["state"], "FAILED")
     store.job(
         experiment,

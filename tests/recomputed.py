@@ -9,21 +9,26 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from captions import (
+    BARE,
     CONFIRMING,
     ENDED,
+    LABELS,
     SENTENCES,
     Caption,
     Metric,
     Name,
     OfOne,
     Test,
+    between,
     differences,
     grouped,
     interval,
     known,
     label,
+    lacks,
     parts_of,
     ranked,
+    score,
     varied,
 )
 from odd_grids import Grid
@@ -31,6 +36,7 @@ from pytest import approx
 
 # Tables: cells, what is bold and chosen, and the same in their other files.
 
+MOST = 20  # rows of a table, if plot.py does not say which
 CELL = re.compile(r"(\*\*)?(.*?)(\*\*)?(†)?")
 
 
@@ -108,13 +114,29 @@ class Tables(Caption):
         names = sorted(self.grid.metrics, key=lambda name: name != self.grid.monitored)
         return [Metric(name, self.grid.metrics[name], part) for name in names]
 
-    def rows(self, own: pd.DataFrame, by: list[str], chosen: bool) -> dict[Name, pd.DataFrame]:
-        """The jobs of each row: confirming ones if there are any."""
-        found = {}
+    def rows(self, own: pd.DataFrame, by: list[str], rest: list[str]) -> dict[Name, pd.DataFrame]:
+        """The jobs of each row, those with the best values of the rest: confirming ones if there
+        are any."""
+        found, self.among = {}, []
+        voting = self.voting(own)
+        by_median = lacks(voting, self.chooser)
         for name, jobs in grouped(own, by).items():
+            cells = {
+                cell: score(of, self.chooser, by_median)
+                for cell, of in grouped(grouped(voting, by).get(name, voting[:0]), rest).items()
+            }
+            if rest and cells:
+                best = max(cells, key=lambda cell: (cells[cell] == cells[cell], cells[cell]))
+                jobs = grouped(jobs, rest)[best]
+                self.among.append(len(cells))
             confirming = jobs[jobs["seed"] >= CONFIRMING]
             found[name] = confirming if len(confirming) else jobs
         return found
+
+    def first_of(self, names: set[Name], by: list[str], first: list[Name]) -> set[Name]:
+        """Those of some rows that a table has: the first ones, and the best by validation."""
+        order = [*first, *ranked(grouped(self.voting(self.every), by), self.chooser)]
+        return {*[name for name in dict.fromkeys(order) if name in names][:MOST]}
 
     def voting(self, own: pd.DataFrame) -> pd.DataFrame:
         ended = own[own["state"].isin(ENDED)]
@@ -139,19 +161,33 @@ class Tables(Caption):
         self.sentences(caption, "main")
         csv = pd.read_csv(self.folder / "main.csv", dtype={"job_ids": str, "row": str, "task": str})
         every = self.every
-        self.by = varied(every, self.grid.settings)
-        rest = "Shown is the best" in caption
         turned = re.match("test|validation", heads[0])
+        each = varied(every, self.grid.settings)
+        corner = [n for n in each if LABELS.get(n, n) in heads[0].split(", ")]
+        self.by = corner if corner and not turned else each
+        rest = [name for name in each if name not in self.by]
+        for name in rest:
+            assert len(every[[*self.by, name]].drop_duplicates()) > MOST, (name, heads[0])
+        said = re.search(r"Shown is the best of (\S+) values of (.+?) by", caption)
+        assert {*(re.split(", | and ", said[2]) if said else [])} <= {
+            LABELS.get(n, n) for n in rest
+        }
+        names = {name for name in grouped(every, self.by) if name}
+        left = re.search(r"Not shown: (\d+) more row", caption)
+        shown = {parts_of(name) for name in rows if name != "all jobs"}
+        assert turned or len(names) - len(shown) == int(left[1] if left else 0), (caption, names)
+        if left and len(self.tasks) == 1 and not rest:
+            assert shown >= self.first_of(names, self.by, []), (caption, shown)
         for record in csv.to_dict("records"):
             metric = self.named(record["metric"])
             task = record["task"] if isinstance(record["task"], str) else self.tasks[0]
             own = every[every["dataset"] == task]
             ids = str(record["job_ids"]).split() if isinstance(record["job_ids"], str) else []
             jobs = own[own["job_id"].isin(ids)]
-            if not rest:
-                wanted = self.rows(own, self.by, chosen=False)
-                name = label_of(record, self.by)
-                assert {*ids} == {*wanted.get(name, own[:0])["job_id"]}, (record, name)
+            wanted, name = self.rows(own, self.by, rest), label_of(record, self.by)
+            assert {*ids} == {*wanted.get(name, own[:0])["job_id"]}, (record, name)
+            if said and len(self.tasks) == 1:
+                assert said[1] == between(self.among), (said, self.among)
             assert record["tried"] == len(jobs)
             for state in ("diverged", "failed"):
                 assert record[state] == (jobs["state"] == state).sum(), record
@@ -267,19 +303,22 @@ class Tables(Caption):
         self.sentences(caption, "ablation")
         reference = re.search(r"Rows below the baseline \((.*?)\) are", caption)[1]
         by = varied(self.every, self.grid.settings)
-        names = {name: own for name, own in self.rows(self.every, by, chosen=False).items()}
+        names = self.rows(self.every, by, [])
         base = parts_of(reference)
         voting = grouped(self.voting(self.every), by)
         assert base == ranked(voting, self.chooser)[0], (base, caption)
         of_row = {"baseline": base}
         for row in [*rows][1:]:
             setting, change = row.split(": ")
-            before, after = change.split(" → ")
-            start = "" if setting == "model" else f"{setting} "
-            of_row[row] = base - {f"{start}{before}"} | {f"{start}{after}"}
-        once = {name for name in names if len(name - base) == 1}
-        shown = {base, *once}
-        assert {*of_row.values()} == shown or len(once) > 20 == len(of_row) - 1, (caption, once)
+            before, (after, *more) = (part.split(", ") for part in change.split(" → "))
+            start = "" if setting in BARE else f"{setting} "
+            nested = {part for part in base if part.startswith("momentum") and start == ""}
+            kept = base - {f"{start}{before[0]}"} - (nested if setting == "optimizer" else set())
+            of_row[row] = kept | {f"{start}{after}", *more}
+        values = {name: own.iloc[0][by].map(str) for name, own in names.items()}
+        once = {name for name in names if self.changes(values[name], values[base]) == 1}
+        shown, few = {base, *once}, {base, *self.first_of(once, by, [])}
+        assert {*of_row.values()} == (shown if len(once) <= MOST else few), (caption, once)
         further = len(names) - len(shown)
         more = re.search(r"Not shown: (\d+) setting", caption)
         assert int(more[1] if more else 0) == further, (caption, further)
@@ -308,6 +347,14 @@ class Tables(Caption):
                     assert not bold
         assert len(csv) == len(rows) * (len(heads) - 1)
 
+    def changes(self, one: "pd.Series[str]", other: "pd.Series[str]") -> int:
+        """How many settings differ, but for momentum where the optimizer has none."""
+        differ = {*one.index[one != other]}
+        return len(
+            differ
+            - ({"momentum"} if "None" in (one.get("momentum"), other.get("momentum")) else set())
+        )
+
     def check_cost(self) -> None:
         heads, rows, caption = markdown((self.folder / "cost.md").read_text())
         self.sentences(caption, "cost")
@@ -319,7 +366,7 @@ class Tables(Caption):
         for name in names:
             jobs = groups.get(parts_of(name.replace("all jobs", "")))
             if jobs is None:
-                assert re.search("best of|Shown", " ") or len(by) > len(parts_of(name))
+                assert len(by) > len(parts_of(name))
                 jobs = pd.concat([o for n, o in groups.items() if parts_of(name) <= n])
             each = [cell.text for cell in rows[name]]
             assert int(each[0]) == len(jobs)
@@ -415,6 +462,8 @@ def check(grid: Grid, folder: Any, figures: Any = None) -> int:
             "",
         )
         if name == "by-task":
+            check_tasks(grid, about["caption"])
+            count += 1
             continue
         kind = OfOne if name == "confusion" else Caption
         found = kind(grid, about["caption"], task, (figures or {}).get(stem))
@@ -437,6 +486,36 @@ def check(grid: Grid, folder: Any, figures: Any = None) -> int:
     return count
 
 
+def check_tasks(grid: Grid, caption: str) -> None:
+    """Compare the caption of a figure of all tasks: what it says of each, and of all of them."""
+    metric = Metric(grid.shown, grid.metrics[grid.shown], "test")
+    start = f"{metric.text.capitalize()} on each task; open points are single jobs."
+    assert caption.startswith(start), caption
+    tasks = [*dict.fromkeys(grid.jobs["dataset"])]
+    said = caption.removeprefix(start)
+    places = [
+        (found.start(), task)
+        for task in tasks
+        if (found := re.search(task.capitalize() + ":", said))
+    ]
+    every = re.search(
+        r" (?:Arrows|The edges).*| (?:Dataset|Model|\d[\d\N{EN DASH}]* training).*", said
+    )
+    end = every.start() if every else len(said)
+    ends = [*(place - 1 for place, _ in places[1:]), end]
+    own = {
+        task: said[place + len(task) + 1 : stop]
+        for (place, task), stop in zip(places, ends, strict=False)
+    }
+    for task in tasks:
+        text = own.get(task, "" if own else said[:end])
+        found = Caption(grid, text, task)
+        found.most = 8
+        found.check(f"by-task of {task}", first="")
+    whole = Caption(grid, said[end:], "")
+    whole.check("by-task", first="")
+
+
 def _over(c: Tables, said: str) -> None:
     own = set[str]()
     for jobs in grouped(c.every, [*varied(c.every, c.grid.settings), "dataset"]).values():
@@ -444,6 +523,16 @@ def _over(c: Tables, said: str) -> None:
         shown = confirming if len(confirming) else jobs
         own |= {c.over(shown, metric) for metric in c.metrics("") if len(known(shown, metric))}
     assert {*said.split(" or ")} <= {*own, "others"}, (said, own)
+
+
+def _unknown(c: Tables, said: str) -> None:
+    """Finished jobs without a number; rows that are not shown may have some of them."""
+    for part in said.split("; "):
+        pattern = r"(\d+) of (\d+) jobs? without a finite (.+)"
+        lacking, of, name = re.fullmatch(pattern, part).groups()
+        states = Counter(c.every["state"])
+        assert 0 < int(lacking) <= states["unknown"] and int(of) <= states.total(), (said, states)
+        assert name in [metric.text for metric in c.metrics("")], said
 
 
 def _spent(c: Tables, devices: str, count: str) -> None:
@@ -471,6 +560,7 @@ OF_TABLES: list[tuple[str, Test]] = [
     (r" Means of fewer than 3 repeats have no interval\.", lambda c: None),
     (r" Bold: .*?(?:rows|columns) of a (?:column|row) together\)\.", lambda c: None),
     (r" .: not run\.", lambda c: None),
+    (r" Set \d:(?= )", lambda c: None),
     (r" †: the best by (validation [\w-]+)(, ranked by the median .*? worst)?\.", _dagger),
     (
         r" Shown is the best of (\S+) values of .+? by validation.*?: .*?\.(?= [A-Z†]|$)",
@@ -482,6 +572,7 @@ OF_TABLES: list[tuple[str, Test]] = [
     ),
     (r" Not shown: (\d+) settings? with more than one change\.", lambda c, _: None),
     (r" Not shown: (?:test|validation) [\w-]+\.", lambda c: None),
+    (r" Left out of the means: (.+?)\.(?= [A-Z]|$)", _unknown),
     (
         r" Settings that have seeds from 1000 on are shown by these jobs alone, which had no part "
         r"in the choice\.",

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 
 import numpy as np
@@ -94,6 +95,21 @@ def test_lost_jobs_stand_in_place_of_the_mean_of_the_others(store):
     assert found["lr 4"][0] == "1/1 paused"
 
 
+def test_what_is_in_no_mean_is_said(store):
+    """Jobs that finished without a number, and metrics that were only validated."""
+    grid(store, "unknown", {1: 0.9, 2: 0.8}, seeds=3)
+    how = {"lr": 1, "seed": 3, "monitor": "val_accuracy", "metrics": DECLARED}
+    curves = {"val_accuracy": [0.9], "val_loss": [0.1], "test_accuracy": [math.nan]}
+    store.job("unknown", curves | {"test_loss": [0.1]}, **how)
+    table = paper_tables.results(tables.jobs("unknown"))
+    assert " Left out of the means: 1 of 7 jobs without a finite test accuracy." in table.about
+    for lr in range(3):
+        curves = {"test_accuracy": [0.9], "val_loss": [0.1 * lr]}
+        store.job("validated", curves, **how | {"lr": lr, "monitor": "val_loss"})
+    about = paper_tables.results(tables.jobs("validated")).about
+    assert " Without results: test loss." in about
+
+
 def test_tasks_are_columns_and_nothing_is_chosen_among_them(store):
     grid(store, "tasks", {1: 0.9, 2: 0.8}, dataset="digits")
     grid(store, "tasks", {1: 0.5, 3: 0.6}, dataset="noisy")
@@ -102,6 +118,9 @@ def test_tasks_are_columns_and_nothing_is_chosen_among_them(store):
     assert texts(table)["lr 2"][1] == texts(table)["lr 3"][0] == paper_tables.NOTHING
     chosen = [[cell.chosen for cell in row] for row in table.rows.values()]
     assert chosen == [[True, False], [False, False], [False, True]]
+    one(store, "tasks", 0.9, 0.1, lr=3, seed=9, dataset="noisy", status="FAILED")
+    about = paper_tables.results(tables.jobs("tasks"), shown=["accuracy"]).about
+    assert " Digits: †: the best by val" in about and " Noisy: †: the best by val" in about
 
 
 def test_many_tasks_are_rows(store):
@@ -185,12 +204,14 @@ def test_files_say_the_same_and_are_the_same_for_the_same_results(store, tmp_pat
     jobs = tables.jobs("files")
     table = paper_tables.results(jobs)
     for folder in ("a", "b"):
-        width = table_files.save(table, tmp_path / folder / "main", "Results.", {"jobs": []}, ICML)
+        (line,) = table_files.save(
+            table, tmp_path / folder / "main", "Results.", {"jobs": []}, ICML
+        )
     names = {path.name for path in (tmp_path / "a").iterdir()}
     assert names == {f"main.{kind}" for kind in table_files.KINDS}
     for name in names:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    assert 2 < width < ICML.full
+    assert 2 < float(line.split()[-3]) < ICML.full
     tex = (tmp_path / "a" / "main.tex").read_text()
     assert r"50 \% \& more\_of \#1" in tex and tex.count(r"\\") == 1 + len(table.rows)
     assert r"$<$y$>$ \$z\$" in tex

@@ -228,7 +228,7 @@ def test_folds_of_a_cross_validation_are_repeats(store):
     of_one_fold = compare(tables.only(jobs, {"fold": 2}), 3)
     assert of_one_fold.repeats == "mean of 2 seeds"
     style.label_settings({})
-    assert groups.described(jobs[:1], jobs) == "lr 0.1, seed 0, fold 1"
+    assert groups.label(jobs, ["lr", "seed", "fold"])[0] == "lr 0.1, seed 0, fold 1"
     one(store, "folds", lr=0.1, fold=0, seed=0)
     with pytest.raises(NoResults, match="12 of 13 jobs are folds, the others are not"):
         compare(tables.jobs("folds"), 3)
@@ -246,7 +246,7 @@ def test_random_splits_are_repeats(store):
     assert mean == pytest.approx(0.61)
     half = 4.302653 * 0.01 * math.sqrt(1 / 3 + 0.2 / 0.8)
     assert (high - low) / 2 == pytest.approx(half)
-    assert found.results.attrs[groups.OVERLAP] == 0.25
+    assert found.overlap == 0.25
 
 
 def test_tasks_are_never_compared(store):

@@ -39,7 +39,8 @@ def test_t_interval_contains_the_mean_as_often_as_it_says(n, log):
 
 
 def validated(results):
-    return Sample(results, Measured("accuracy", Metric(better="higher"), "val"))
+    metric, overlap = Measured("accuracy", Metric(better="higher"), "val"), results.attrs
+    return Sample(results, metric, overlap=overlap.get("overlap", 0.0))
 
 
 def difference(first, second):

@@ -11,38 +11,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from labjobs.job.terminal import counted as number_of
-from labjobs.results import tables
-from labjobs.results.groups import (
-    SEED,
-    SPLIT_SEED,
-    SPLITS,
-    between,
-    combinations,
-    counted,
-    finite,
-    fitting,
-    groups,
-    having,
-    is_numeric,
-    label,
-    lacks_results,
-    ranked,
-    tasks,
-    varied,
-    varying_repeats,
-)
+from labjobs.results import groups, tables
 from labjobs.results.intervals import NEEDED
 from labjobs.results.metrics import CURE, Measured, NoResults, Part, chooser, shown
 from labjobs.results.samples import Difference, Sample, differences, over, sample
 from labjobs.results.style import Look, looks, settings
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    Curves = dict[str, dict[str, pd.DataFrame]]
+Curves = dict[str, dict[str, pd.DataFrame]]
 
 MOST = 6
 """The largest number of settings that a caption names: those whose jobs are missing, and those that
@@ -53,7 +33,7 @@ were chosen."""
 class Comparison:
     """The jobs of a figure, its metric, and the settings that each of its parts distinguishes."""
 
-    jobs: "pd.DataFrame"
+    jobs: pd.DataFrame
     metric: Measured
     parts: list[list[str]]
     along: list[str]  # settings that are an axis
@@ -67,22 +47,22 @@ class Comparison:
         return [*self.along, *(name for part in self.parts for name in part)]
 
     @cached_property
-    def lines(self) -> "dict[str, pd.DataFrame]":
+    def lines(self) -> dict[str, pd.DataFrame]:
         """The jobs by the settings that the first part distinguishes: `mlp, learning rate
         0.001`."""
-        return groups(self.jobs, self.parts[0])
+        return groups.groups(self.jobs, self.parts[0])
 
     @cached_property
-    def rows(self) -> "dict[str, pd.DataFrame]":
+    def rows(self) -> dict[str, pd.DataFrame]:
         """The jobs by the settings that the last part distinguishes."""
-        return groups(self.jobs, self.parts[-1])
+        return groups.groups(self.jobs, self.parts[-1])
 
     @cached_property
     def looks(self) -> dict[str, Look]:
         """How each line is drawn: without intervals if something was chosen; not joined where jobs
         differ in settings that the figure does not distinguish."""
         of_lines = self.parts[0]
-        ordered = len(of_lines) == 1 and is_numeric(self.jobs, of_lines[0])
+        ordered = len(of_lines) == 1 and groups.is_numeric(self.jobs, of_lines[0])
         each = looks(self.lines, ordered)
         alone, joined = not self.among, bool(self.among or not self.chosen)
         return {n: look._replace(interval=alone, joined=joined) for n, look in each.items()}
@@ -92,16 +72,16 @@ class Comparison:
         """What each line is called, with its number of jobs if these differ: `mlp (n = 2–3)`."""
         counts = {}
         for name, jobs in self.lines.items():
-            known = jobs.loc[finite(jobs, self.metric.result).index]
-            each = [len(alike) for alike in groups(known, self.by).values()]
-            counts[name] = between(each or [0])
+            known = jobs.loc[groups.finite(jobs, self.metric.result).index]
+            each = [len(alike) for alike in groups.groups(known, self.by).values()]
+            counts[name] = groups.between(each or [0])
         alike = len({*counts.values()}) == 1
         return {name: name if alike else f"{name} (n = {n})" for name, n in counts.items()}
 
-    def curves(self, along: str = "step") -> "Curves":
+    def curves(self, along: str = "step") -> Curves:
         """Return the metric's curves by panel, which the last part distinguishes, and line, along
         one of `tables.ALONG`."""
-        known = having(self.jobs, self.metric.result)
+        known = groups.having(self.jobs, self.metric.result)
         curves = tables.curves(known, self.metric.key, along)
         found: Curves = {}
         for panel, of_panel in self.rows.items():
@@ -115,40 +95,41 @@ class Comparison:
     def samples(self, most: int | None = None, part: Part | None = None) -> dict[str, Sample]:
         """Return the results of the jobs with the same settings: the best first, and at most this
         many. They are results on the metric's part of the data, or on another part."""
-        every = ranked(self.jobs, self.by, self.metric)
-        first = [name for name, jobs in every.items() if len(finite(jobs, self.metric.result))]
-        metric = self.metric.of(part) if part else self.metric
+        every, metric = groups.ranked(self.jobs, self.by, self.metric), self.metric
+        first = [name for name in every if len(groups.finite(every[name], metric.result))]
+        metric = metric.of(part) if part else metric
         each = {name: sample(every[name], metric) for name in first[:most]}
         return {name: found for name, found in each.items() if len(found)}
 
     @cached_property
-    def _alike(self) -> "list[pd.DataFrame]":
+    def _alike(self) -> list[pd.DataFrame]:
         """The jobs that have a result, by settings."""
-        return [*groups(having(self.jobs, self.metric.result), self.by).values()]
+        return [*groups.groups(groups.having(self.jobs, self.metric.result), self.by).values()]
 
     @property
     def means(self) -> str:
         """What means over jobs with the same settings are based on: `mean of 3 seeds`, `mean of 5
         folds with 3 seeds each`."""
-        alike, repeats = self._alike, varying_repeats(self.jobs)
+        alike, repeats = self._alike, groups.varying_repeats(self.jobs)
         best = f"best of {self.among}, " if self.among else ""
         if max(map(len, alike)) == 1:
-            one = repeats or [SEED] * (SEED in self.jobs)
+            one = repeats or [groups.SEED] * (groups.SEED in self.jobs)
             return best + (f"one {settings(one)}" if one else "single jobs")
-        return f"{best}{'geometric ' if self.metric.log else ''}mean of {counted(alike, repeats)}"
+        best += "geometric " * self.metric.log
+        return f"{best}mean of {groups.counted(alike, repeats)}"
 
     @property
     def repeats(self) -> str:
         """What means and intervals are based on: `mean of 3 seeds, 95% t interval`."""
-        by = [name for name in varying_repeats(self.jobs) if name in SPLITS]
-        counts = [combinations(jobs, by) if by else len(jobs) for jobs in self._alike]
+        by = [name for name in groups.varying_repeats(self.jobs) if name in groups.SPLITS]
+        counts = [groups.combinations(jobs, by) if by else len(jobs) for jobs in self._alike]
         if self.among or max(counts) < NEEDED:
             return self.means
         scale = " of the logarithm" if self.metric.log else ""
         # Folds share most of their training examples: Bengio and Grandvalet 2004,
         # jmlr.org/papers/v5/grandvalet04a.html.
         which = " over folds, as if they were independent" if by else ""
-        if SPLIT_SEED in by:
+        if groups.SPLIT_SEED in by:
             which = " over splits, corrected for the examples that they share"
         few = " (of three or more)" if min(counts) < NEEDED else ""
         return f"{self.means}, 95% t interval{scale}{which}{few}"
@@ -158,20 +139,20 @@ class Comparison:
         """Sentences about the chosen settings, and about the jobs that are left out of the means:
         those that diverged, and those without a finite result."""
         parts = []
-        for name, jobs in groups(self.jobs, self.by).items():
+        for name, jobs in groups.groups(self.jobs, self.by).items():
             diverged = int(jobs["diverged"].sum())
-            unknown = len(jobs) - diverged - len(finite(jobs, self.metric.result))
+            unknown = len(jobs) - diverged - len(groups.finite(jobs, self.metric.result))
             whose = f"of {number_of(len(jobs), 'job')}{f' ({name})' if name else ''}"
             parts += [f"{diverged} {whose}, which diverged"] * bool(diverged)
             parts += [f"{unknown} {whose}, without a finite result"] * bool(unknown)
         if len(parts) > MOST:
-            lost = len(self.jobs) - len(finite(self.jobs, self.metric.result))
+            lost = len(self.jobs) - len(groups.finite(self.jobs, self.metric.result))
             parts = [f"{lost} of {len(self.jobs)} jobs, which diverged or have no finite result"]
         return self.chosen + (f" Left out: {'; '.join(parts)}." if parts else "")
 
     def first(self, most: int, best: str = "best") -> str:
         """Return how many of the settings are among the first: `the best 12 of 20 settings`."""
-        shown, count = min(most, len(self.samples())), len(groups(self.jobs, self.by))
+        shown, count = min(most, len(self.samples())), len(groups.groups(self.jobs, self.by))
         if count <= 1:
             return "one setting"
         many = f"all {count}" if shown == count else f"the {best} {shown} of {count}"
@@ -185,8 +166,8 @@ class Comparison:
         its settings are not named. Raises NoResults if no setting has enough repeats."""
         reference, metric = next(iter(self.samples(1))), self.metric.of("test")
         if baseline:
-            reference = fitting(self.jobs, self.by, baseline)
-        own = sample(groups(self.jobs, self.by)[reference], metric)
+            reference = groups.fitting(self.jobs, self.by, baseline)
+        own = sample(groups.groups(self.jobs, self.by)[reference], metric)
         found = differences({**self.samples(most, "test"), reference: own}, reference)
         if not found:
             why = f"differences of test results need {NEEDED} repeats of two settings at least"
@@ -212,12 +193,12 @@ class Comparison:
         return said
 
 
-def on_tasks(jobs: "pd.DataFrame", most: int) -> dict[str, Comparison]:
+def on_tasks(jobs: pd.DataFrame, most: int) -> dict[str, Comparison]:
     """Return the jobs of each task, by at most this many values of the same settings on all. Raises
     NoResults if there are no test results."""
-    having(jobs, shown(jobs).of("test").result)
-    (by,) = _distributed(jobs, [most], (), 0)
-    return {task: compare(own, along=by, metric=shown(jobs)) for task, own in tasks(jobs).items()}
+    groups.having(jobs, shown(jobs).of("test").result)
+    (by,), metric = _distributed(jobs, [most], (), 0), shown(jobs)
+    return {task: compare(own, along=by, metric=metric) for task, own in groups.tasks(jobs).items()}
 
 
 def apart(reference: str, found: Mapping[str, Difference], metric: Measured) -> str:
@@ -241,7 +222,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def compare(
-    jobs: "pd.DataFrame",
+    jobs: pd.DataFrame,
     *most: int,
     metric: Measured | None = None,
     along: Sequence[str] = (),
@@ -257,14 +238,14 @@ def compare(
     Raises NoResults if fewer parts than `needed` have a setting, if values must be chosen but there
     are no validation results, or if the jobs are of several tasks.
     """
-    if len(found := tasks(jobs)) > 1:
+    if len(found := groups.tasks(jobs)) > 1:
         cure = "draw each of groups.tasks(jobs), or name one in ONLY of plot.py"
         raise NoResults(
             f"{' and '.join(found)} are different tasks, which are not compared; {cure}"
         )
     parts = _distributed(jobs, most, along, needed)
     by = [*along, *(name for part in parts for name in part)]
-    rest, chosen, among = [name for name in varied(jobs) if name not in by], "", ""
+    rest, chosen, among = [name for name in groups.varied(jobs) if name not in by], "", ""
     if rest:
         try:
             by_validation = chooser(jobs)
@@ -273,16 +254,16 @@ def compare(
             raise NoResults(f"{many}, and {none}; or {CURE}") from none
         median = by_median(jobs, by_validation)
         kept, counts = list[str](), list[int]()
-        best, values = dict[str, str](), label(jobs, rest)
-        for cell, alike in groups(jobs, by).items():
-            of_cell = ranked(alike, rest, by_validation, bool(median))
+        best, values = dict[str, str](), groups.label(jobs, rest)
+        for cell, alike in groups.groups(jobs, by).items():
+            of_cell = groups.ranked(alike, rest, by_validation, bool(median))
             first = next(iter(of_cell.values()))
             best[cell] = str(values[first.index[0]])
             kept += [*first["job_id"]]
             counts.append(len(of_cell))
         jobs = jobs[jobs["job_id"].isin(kept)]
         if max(counts) > 1:
-            among = between(counts)
+            among = groups.between(counts)
             chosen = f" Shown is the best of {among} values of {settings(rest)} by {by_validation}"
             chosen += f"{median}{_named(best)}."
         else:
@@ -303,25 +284,31 @@ def _named(best: dict[str, str]) -> str:
     return f": {'; '.join(each)}{'; …' if len(counts) > MOST else ''}"
 
 
-def by_median(jobs: "pd.DataFrame", metric: Measured) -> str:
+def by_median(jobs: pd.DataFrame, metric: Measured) -> str:
     """How settings are ranked, if some jobs diverged."""
-    lacking = lacks_results(jobs, metric)
+    lacking = groups.lacks_results(jobs, metric)
     return ", ranked by the median with diverged jobs as the worst" if lacking else ""
 
 
 def _distributed(
-    jobs: "pd.DataFrame", most: Sequence[int], along: Sequence[str], needed: int
+    jobs: pd.DataFrame, most: Sequence[int], along: Sequence[str], needed: int
 ) -> list[list[str]]:
-    """The settings that vary, except those along an axis, by the part that distinguishes them."""
-    left = [name for name in varied(jobs) if name not in along]
+    """The settings that vary, except those along an axis, by the part that distinguishes them. One
+    that does not always count is named with what decides that, momentum with the optimizer, unless
+    parts are `needed`, as for axes."""
+    nested = {*jobs.attrs.get("nested", ())}
+    left = [name for name in groups.varied(jobs) if name not in along]
     if len(left) < needed:
         few = f"only {settings(left)} varies" if left else "no setting varies"
-        besides = settings(varying_repeats(jobs) or [SEED])
+        besides = settings(groups.varying_repeats(jobs) or [groups.SEED])
         raise NoResults(f"{few} among the jobs, besides the {besides}; vary more in run.sh")
     parts: list[list[str]] = [[] for _ in most]
     for part, values in zip(parts, most, strict=True):
         for name in list(left):
-            if (part is parts[-1] or not part) and combinations(jobs, [*part, name]) <= values:
+            count = groups.combinations(jobs, [*part, name])
+            decided = nested & {*part} and count == groups.combinations(jobs, part)
+            joins = part is parts[-1] or not part or (decided and not needed)
+            if joins and count <= values:
                 part.append(name)
                 left.remove(name)
     if sum(map(bool, parts)) < needed:
@@ -329,10 +316,10 @@ def _distributed(
     return parts
 
 
-def numeric(jobs: "pd.DataFrame") -> str:
+def numeric(jobs: pd.DataFrame) -> str:
     """Return the setting that is a number in all jobs and varies most. Raises NoResults if no
     number varies."""
-    for name in varied(jobs):
-        if is_numeric(jobs, name):
+    for name in groups.varied(jobs):
+        if groups.is_numeric(jobs, name):
             return name
     raise NoResults("no numeric setting varies among the jobs; vary one in run.sh")

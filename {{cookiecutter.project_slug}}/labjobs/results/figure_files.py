@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote, unquote
 
 from labjobs import files
@@ -26,28 +26,17 @@ if TYPE_CHECKING:
     from labjobs.results.style import Venue
 
 GREEK = {letter: unicodedata.name(letter).split()[-1].lower() for letter in "αβγδεζηθκμνξπρστφχψω"}
+SIGNS = {"±": "pm", "×": "times", "≥": "geq", "≤": "leq", "→": "to", "∞": "infty"}
+MARKS = {"↑": "uparrow", "↓": "downarrow", "†": "dagger", "λ": "lambda"}
 
 LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
-    "–": "--",
-    "±": r"$\pm$",
-    "−": "$-$",
-    "×": r"$\times$",
-    "²": r"$^2$",
-    "³": r"$^3$",
-    "≥": r"$\geq$",
-    "≤": r"$\leq$",
-    "→": r"$\to$",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "†": r"$\dagger$",
-    "…": r"\dots{}",
-    "∞": r"$\infty$",
+    **{"–": "--", "−": "$-$", "²": "$^2$", "³": "$^3$", "…": r"\dots{}"},
     **{character: f"${character}$" for character in "<>|"},
-    **{character: f"$\\{name}$" for character, name in (GREEK | {"λ": "lambda"}).items()},
+    **{character: f"$\\{name}$" for character, name in (GREEK | SIGNS | MARKS).items()},
 }
 """How to write characters in LaTeX that have a special meaning there or may be missing."""
 
@@ -75,14 +64,6 @@ class Misprint(Exception):
     """A figure would not print correctly. Each line of its text is one problem."""
 
 
-class Saved(NamedTuple):
-    """A file, with its printed width and height in inches."""
-
-    path: Path
-    width: float
-    height: float
-
-
 def save(
     fig: "Figure",
     stem: Path,
@@ -91,8 +72,9 @@ def save(
     venue: "Venue",
     checked: bool = True,
     kinds: Sequence[str] = ("pdf", "png"),
-) -> list[Saved]:
-    """Write a figure in some formats, with its caption and provenance, to a path without suffix.
+) -> list[str]:
+    """Write a figure in some formats, with its caption and provenance, to a path without suffix;
+    return a line for each image: its path, and its printed width and height.
 
     The same figure gives the same bytes; a file is whole or absent. Raises Misprint, and writes
     nothing, if the figure is `checked` and would not print correctly; OSError if the folder cannot
@@ -112,7 +94,7 @@ def save(
     width, height = (float(side) for side in fig.get_size_inches())
     printed = {"caption": plain(caption), "inches": [width, height]}
     files.write_json(stem.with_name(f"{stem.name}.json"), about | printed)
-    return [Saved(path, width, height) for path in paths]
+    return [f"{path}  {width:g} x {height:g} in" for path in paths]
 
 
 def plain(text: str) -> str:
@@ -201,8 +183,3 @@ def read(path: Path) -> dict[str, Any]:
         return {**json.JSONDecoder().raw_decode(text)[0]}
     except (ValueError, TypeError) as error:
         raise SettingsError(f"--provenance {path}: has no provenance information") from error
-
-
-def as_lines(about: dict[str, Any]) -> str:
-    """Return where a figure comes from, a line for each thing."""
-    return "\n".join(f"{key}: {json.dumps(value)}" for key, value in about.items())

@@ -14,22 +14,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import AutoLocator, LogLocator, MaxNLocator, NullFormatter
 
 from labjobs.results import text
+from labjobs.results.comparison import Curves
 from labjobs.results.metrics import Measured, NoResults
 from labjobs.results.samples import Difference, Sample
 from labjobs.results.style import DEFAULT, VENUES, Venue, number, parameters, signed
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
-
-    from labjobs.results.comparison import Curves
 
 LEADING = 1.2  # ratio of the height of a line of text to its size
 LINES = 3  # the largest number of lines of a row's name, if a wider figure can avoid more
@@ -52,7 +51,6 @@ def use(venue: Venue) -> None:
     """Draw for a venue from now on."""
     global _venue
     _venue = venue
-    import matplotlib
 
     matplotlib.rcdefaults()
     matplotlib.rcParams.update(parameters(venue))
@@ -60,7 +58,7 @@ def use(venue: Venue) -> None:
 
 def figure(
     width: str = "column", height: float | None = None, **subplots: Any
-) -> tuple["Figure", Any]:
+) -> tuple[Figure, Any]:
     """Return a figure as wide as a `column` or the `full` page, and its axes.
 
     The height is in inches, by default 0.62 of the width and never more than the venue's page has;
@@ -68,8 +66,6 @@ def figure(
     """
     if width not in ("column", "full"):
         raise ValueError(f"no width {width!r}; known: column, full")
-    from matplotlib.figure import Figure
-
     inches = _venue.column if width == "column" else _venue.full
     # Constrained layout for this figure alone: by rcParam it would come on between two saves.
     size = inches, min(round(height, 2) if height else 0.62 * inches, _venue.height)
@@ -79,7 +75,7 @@ def figure(
 
 def panels(
     names: Sequence[str], xlabel: str, values: Measured | str, rows: Sequence[str] = ()
-) -> tuple["Figure", list[Any]]:
+) -> tuple[Figure, list[Any]]:
     """Return a figure and its panels: one for each name, with a letter and a title, up to three in
     a row. They share an axis of values, for a metric or with this label, or else the `rows` with
     these names, with values of their own. It is as wide as the page, or as a column for one."""
@@ -108,7 +104,7 @@ def panels(
     return fig, axes
 
 
-def rows(names: Sequence[str], height: float) -> tuple["Figure", Any]:
+def rows(names: Sequence[str], height: float) -> tuple[Figure, Any]:
     """Return a figure for rows with these names, and its axes. Each row is this many inches high,
     or higher if its name needs it; the figure is a column wide, unless names would take too many
     lines."""
@@ -127,18 +123,17 @@ def _row(names: Sequence[str], inches: float, least: float) -> float:
     return max(least, lines * _venue.small / 72 + ABOVE)
 
 
-def letters(axes: Iterable["Axes"]) -> None:
+def letters(axes: Iterable[Axes]) -> None:
     """Letter panels a, b, c, … in their upper left corners, above the axes."""
     for index, ax in enumerate(axes):
         ax.set_title(chr(ord("a") + index), loc="left", fontweight="bold")
 
 
-def legend(fig: "Figure", labels: Mapping[str, str] = MappingProxyType({})) -> None:
+def legend(fig: Figure, labels: Mapping[str, str] = MappingProxyType({})) -> None:
     """Add one legend above all panels, every name once, in the order of `labels`, which say what
     names are written as, and in as few rows as the width allows. The figure becomes higher by the
     legend, so that the axes keep their height. A few lines in a single panel are named at their
     ends, if the names fit there, so call this after the limits of the axes are set."""
-    import matplotlib
 
     handles = {
         label: handle
@@ -162,12 +157,12 @@ def legend(fig: "Figure", labels: Mapping[str, str] = MappingProxyType({})) -> N
     _heighten(fig, box.height / fig.dpi)
 
 
-def _heighten(fig: "Figure", inches: float) -> None:
+def _heighten(fig: Figure, inches: float) -> None:
     """Make a figure higher, as far as the page allows it."""
     fig.set_figheight(min(round(fig.get_figheight() + inches, 2), _venue.height))
 
 
-def name_columns(ax: "Axes", names: Sequence[str]) -> float:
+def name_columns(ax: Axes, names: Sequence[str]) -> float:
     """Name the columns of an image, vertically and in a higher figure if names are long, and only
     some of them if there are too many; return the points that a column has. Raises NoResults for
     names that are too long."""
@@ -185,11 +180,9 @@ def name_columns(ax: "Axes", names: Sequence[str]) -> float:
     return cell
 
 
-def _name_ends(ax: "Axes", lines: "Mapping[str, Any]") -> bool:
+def _name_ends(ax: Axes, lines: Mapping[str, Any]) -> bool:
     """Name lines at their ends, in their colours; return whether the names fit. Nothing is named if
     some are points alone, or have none, as of jobs that diverged at once."""
-    from matplotlib.lines import Line2D
-
     fig, size = text.figure_of(ax), _venue.small
     widest = max((text.width(name, size) for name in lines), default=0)
     drawn = [
@@ -218,7 +211,7 @@ MOST, LEAST = 6, 3  # labelled ticks of a logarithmic axis
 MANY = 12  # the largest number of values of a setting that each have a tick
 
 
-def value_axis(axis: "Axis", values: Measured | str) -> None:
+def value_axis(axis: Axis, values: Measured | str) -> None:
     """Label an axis with a metric, and scale it as declared, or label it with a text; in lines that
     fit."""
     if isinstance(values, str):
@@ -229,7 +222,7 @@ def value_axis(axis: "Axis", values: Measured | str) -> None:
         log_scale(axis)
 
 
-def difference_axis(axis: "Axis", metric: Measured) -> None:
+def difference_axis(axis: Axis, metric: Measured) -> None:
     """Label an axis of differences in a metric, or of ratios if it is logarithmic."""
     unit = " (percentage points)" if metric.factor > 1 else metric.axis.removeprefix(str(metric))
     label = f"ratio of {metric}" if metric.log else f"difference in {metric}{unit}"
@@ -238,7 +231,7 @@ def difference_axis(axis: "Axis", metric: Measured) -> None:
         log_scale(axis)
 
 
-def _label(axis: "Axis", label: str, factor: int) -> None:
+def _label(axis: Axis, label: str, factor: int) -> None:
     place, fig = axis.axes.get_subplotspec(), axis.get_figure(root=True)
     assert place and fig
     rows, columns, *_ = place.get_geometry()
@@ -250,7 +243,7 @@ def _label(axis: "Axis", label: str, factor: int) -> None:
     axis.isDefault_majloc = axis.isDefault_majfmt = True  # words and dates bring their own
 
 
-def log_scale(axis: "Axis") -> None:
+def log_scale(axis: Axis) -> None:
     """Make an axis logarithmic, with few ticks, in plain numbers."""
     change = axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale
     change("log")
@@ -259,7 +252,7 @@ def log_scale(axis: "Axis") -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def ticks_at(ax: "Axes", values: Iterable[float]) -> None:
+def ticks_at(ax: Axes, values: Iterable[float]) -> None:
     """Set ticks at these values of the x axis, labelled where labels do not touch.
 
     Call this last: it depends on the axes' limits and size. Many values, as those of a search, get
@@ -269,12 +262,9 @@ def ticks_at(ax: "Axes", values: Iterable[float]) -> None:
     if len(every) > MANY:
         return
     fig.draw_without_rendering()
-    end, labelled = -np.inf, {}
-    for tick in every:
-        left, right = _extent(ax, tick, plain(tick))
-        if left > end:
-            labelled[tick], end = plain(tick), right + _venue.small / 2
-    ax.set_xticks(list(labelled), list(labelled.values()))
+    ax.xaxis.set_major_formatter(plain)
+    labelled = _apart(ax.xaxis, every)
+    ax.set_xticks(labelled, [*map(plain, labelled)])
     ax.set_xticks(every, minor=True)
     ax.xaxis.set_minor_formatter(NullFormatter())
 
@@ -304,7 +294,7 @@ class LogTicks(LogLocator):
             places = np.asarray(linear.tick_values(low, high))
             places = places[(low <= places) & (places <= high)]
         fewer = (places[::step] for step in range(-(-len(places) // MOST) or 1, len(places)))
-        return next((few for few in fewer if _apart(self.axis, few)), places[:1])
+        return next((few for few in fewer if len(_apart(self.axis, few)) == len(few)), places[:1])
 
 
 class Ticks(AutoLocator):
@@ -314,27 +304,19 @@ class Ticks(AutoLocator):
         """Return the places of ticks between two ends."""
         each = [super().tick_values(vmin, vmax)]
         each += [MaxNLocator(n, steps=[1, 2, 5, 10]).tick_values(vmin, vmax) for n in (4, 3, 2)]
-        return next((places for places in each if _apart(self.axis, places)), each[-1])
+        return next((few for few in each if len(_apart(self.axis, few)) == len(few)), each[-1])
 
 
-def _apart(axis: "Axis | Any", places: Iterable[float]) -> bool:
-    """Return whether labels at these places, from left to right, have spaces between them."""
-    if axis is axis.axes.yaxis:
-        return True
-    end, label = -np.inf, axis.get_major_formatter()
+def _apart(axis: Axis | Any, places: Iterable[float]) -> list[float]:
+    """Return those of some places, from left to right, whose labels have spaces between them."""
+    ax, label, end, kept = axis.axes, axis.get_major_formatter(), -np.inf, list[float]()
     for tick in places:
-        left, right = _extent(axis.axes, tick, label(tick))
-        if left < end:
-            return False
-        end = right + _venue.small / 2
-    return True
-
-
-def _extent(ax: "Axes", tick: float, label: str) -> tuple[float, float]:
-    """Return where the label of a tick of the x axis begins and ends, in points, at most."""
-    place = 72 / text.figure_of(ax).dpi * float(ax.transData.transform((tick, 1))[0])
-    half = 0.3 * _venue.small * len(label)  # digits of either font are narrower
-    return place - half, place + half
+        place = 72 / text.figure_of(ax).dpi * float(ax.transData.transform((tick, 1))[0])
+        half = 0.3 * _venue.small * len(label(tick))  # digits of either font are narrower
+        if axis is ax.yaxis or place - half > end:
+            kept.append(tick)
+            end = place + half + _venue.small / 2
+    return kept
 
 
 # Limits of axes, chosen to show what is worth seeing; captions say what lies beyond them.
@@ -355,7 +337,7 @@ MARGIN = 0.05  # fraction of an axis that is left empty at either end
 CUT = " of the axes cut intervals off."
 
 
-def limit_to_curves(ax: "Axes", curves: "Curves", metric: Measured) -> str:
+def limit_to_curves(ax: Axes, curves: Curves, metric: Measured) -> str:
     """Set the limits of the y axis that panels share, by their curves and not by the intervals. On
     a linear axis, the worst values, such as those of the first steps, are left out. Return what the
     caption has to say about this."""
@@ -367,7 +349,7 @@ def limit_to_curves(ax: "Axes", curves: "Curves", metric: Measured) -> str:
 
 
 def limit_to_intervals(
-    axis: "Axis", samples: Iterable[Sample], metric: Measured, seen: float = np.nan
+    axis: Axis, samples: Iterable[Sample], metric: Measured, seen: float = np.nan
 ) -> str:
     """Set the limits of an axis so that intervals do not crowd the results out, and a value is
     `seen`. Return what the caption has to say about this."""
@@ -375,7 +357,7 @@ def limit_to_intervals(
     return _limit([axis], results, metric, hidden=0, room=ROOM, seen=seen)
 
 
-def limit_to_differences(axis: "Axis", found: Iterable[Difference], metric: Measured) -> str:
+def limit_to_differences(axis: Axis, found: Iterable[Difference], metric: Measured) -> str:
     """Set the limits of an axis by differences in a metric, or ratios, with intervals of the usual
     width, so that only much wider ones are cut. Return what the caption has to say about this."""
     each = [one.estimate for one in found]
@@ -387,7 +369,7 @@ def limit_to_differences(axis: "Axis", found: Iterable[Difference], metric: Meas
 
 
 def _limit(
-    axes: "Sequence[Axis]",
+    axes: Sequence[Axis],
     samples: "Iterable[Iterable[float]]",
     metric: Measured,
     hidden: float,
@@ -431,7 +413,7 @@ def _limit(
     return said + (f" {where}{CUT}" if is_cut else "")
 
 
-def _point_beyond(axis: "Axis") -> bool:
+def _point_beyond(axis: Axis) -> bool:
     """Draw arrowheads where intervals go on beyond the edges of the axes; return whether any do."""
     ax, across = axis.axes, axis is axis.axes.xaxis
     low, high = sorted(axis.get_view_interval())

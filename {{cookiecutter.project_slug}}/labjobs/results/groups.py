@@ -5,9 +5,10 @@ the seed and the fold, are averaged; jobs of different tasks, such as datasets, 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from labjobs.job import data_evidence
@@ -18,50 +19,44 @@ from labjobs.results.style import names, setting
 from labjobs.settings import CONFIRMING, ROLES, Role
 from labjobs.tracking.stored_jobs import folder_of
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 SEED, FOLD, SPLIT_SEED = "seed", "fold", "split_seed"  # settings in which repeats differ
 
 SPLITS = (FOLD, SPLIT_SEED)
 """Those by which the examples are split. Seeds of the same split share its examples, so that only
 splits are samples of what another choice of examples would give."""
 
-OVERLAP = "overlap"  # the attribute of results with how much splits overlap: intervals.mean
 
-
-def with_role(jobs: "pd.DataFrame", role: Role) -> list[str]:
+def with_role(jobs: pd.DataFrame, role: Role) -> list[str]:
     """Return the settings of the jobs that have a role."""
     roles = jobs.attrs.get("roles", ROLES)
     return [name for name, its in roles.items() if its == role and name in jobs]
 
 
-def repeated(jobs: "pd.DataFrame") -> list[str]:
+def repeated(jobs: pd.DataFrame) -> list[str]:
     """Return the settings that the jobs have in which repeats differ."""
     return with_role(jobs, "repeat")
 
 
-def confirming(jobs: "pd.DataFrame") -> "pd.Series[bool]":
+def confirming(jobs: pd.DataFrame) -> "pd.Series[bool]":
     """Return which jobs confirm what others have chosen: those with the seeds of `confirm`."""
-    import pandas as pd
 
     seeds = jobs[SEED] if SEED in jobs else pd.Series(0, index=jobs.index)
     return pd.to_numeric(seeds, errors="coerce") >= CONFIRMING
 
 
-def choosing(jobs: "pd.DataFrame") -> "pd.DataFrame":
+def choosing(jobs: pd.DataFrame) -> pd.DataFrame:
     """Return the jobs by which settings are chosen and compared: all but those that confirm; these
     if there are no others."""
     own = jobs[~confirming(jobs)]
     return own if len(own) else jobs
 
 
-def varying_repeats(jobs: "pd.DataFrame") -> list[str]:
+def varying_repeats(jobs: pd.DataFrame) -> list[str]:
     """Return the settings in which repeats do differ."""
     return [name for name in repeated(jobs) if combinations(jobs, [name]) > 1]
 
 
-def tasks(jobs: "pd.DataFrame") -> "dict[str, pd.DataFrame]":
+def tasks(jobs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the jobs of each task, by its name, which is empty if there is only one.
 
     Raises NoResults if folds of a cross-validation would be averaged with jobs that have none.
@@ -76,7 +71,7 @@ def tasks(jobs: "pd.DataFrame") -> "dict[str, pd.DataFrame]":
     return found
 
 
-def counted(alike: "Sequence[pd.DataFrame]", repeats: Sequence[str]) -> str:
+def counted(alike: Sequence[pd.DataFrame], repeats: Sequence[str]) -> str:
     """Return how many repeats jobs with the same settings have, by the settings in which they
     differ: `2–3 seeds`, `5 folds with 3 seeds each`."""
     by = [name for name in repeats if name in SPLITS]
@@ -95,7 +90,7 @@ def between(counts: Sequence[int]) -> str:
     return "–".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
 
 
-def split_means(values: ArrayLike, repeats: "pd.DataFrame", log: bool = False) -> NDArray[Any]:
+def split_means(values: ArrayLike, repeats: pd.DataFrame, log: bool = False) -> NDArray[Any]:
     """Return values (…, n) averaged over the repeats within each split, (…, splits). `repeats` has
     n rows; if they are all of one split, the values are returned as they are."""
     each = np.asarray(values, dtype=float)
@@ -108,7 +103,7 @@ def split_means(values: ArrayLike, repeats: "pd.DataFrame", log: bool = False) -
     return np.exp(np.stack(means, -1)) if log else np.stack(means, -1)
 
 
-def overlap(jobs: "pd.DataFrame") -> float:
+def overlap(jobs: pd.DataFrame) -> float:
     """Return the ratio of validation to training examples, if jobs are of several splits; else
     0."""
     splits = combinations(jobs, [name for name in SPLITS if name in jobs])
@@ -121,7 +116,7 @@ def overlap(jobs: "pd.DataFrame") -> float:
 
 
 def estimate(
-    values: ArrayLike, repeats: "pd.DataFrame", log: bool = False, overlap: float = 0.0
+    values: ArrayLike, repeats: pd.DataFrame, log: bool = False, overlap: float = 0.0
 ) -> Estimate:
     """Return the mean of results (…, n) over splits, if there are several, each with the mean of
     its repeats. `repeats` has n rows. Folds validate on different examples, so only random splits
@@ -130,7 +125,7 @@ def estimate(
     return intervals.mean(split_means(values, repeats, log), log, overlap if random else 0.0)
 
 
-def varied(jobs: "pd.DataFrame") -> list[str]:
+def varied(jobs: pd.DataFrame) -> list[str]:
     """Return the settings that the jobs differ in, except repeats and tasks: those that vary most
     come first, numbers before words."""
 
@@ -143,21 +138,19 @@ def varied(jobs: "pd.DataFrame") -> list[str]:
     return sorted((name for name in names if combinations(jobs, [name]) > 1), key=rank)
 
 
-def groups(jobs: "pd.DataFrame", by: Sequence[str]) -> "dict[str, pd.DataFrame]":
+def groups(jobs: pd.DataFrame, by: Sequence[str]) -> dict[str, pd.DataFrame]:
     """Return the jobs with the same settings, in the order of their values, by those as text: `mlp,
     learning rate 0.001`."""
     labels = label(jobs, by)
     return {str(name): alike for name, alike in jobs.groupby(labels, observed=True)}
 
 
-def label(jobs: "pd.DataFrame", by: Sequence[str]) -> "pd.Series[Any]":
+def label(jobs: pd.DataFrame, by: Sequence[str]) -> "pd.Series[Any]":
     """Return the values of these settings as text, for each of the jobs, ordered as the values are.
 
     Words come first, without their setting's name if no other setting has words, and all of them
     begin with a letter and are not `none`. Settings that do not count are left out, if any does.
     """
-    import pandas as pd
-
     words, others = words_first(jobs, by)
     # A value of `monitor` would read like the metric that is drawn.
     bare = len(words) == 1 and words != ["monitor"]
@@ -180,13 +173,13 @@ def label(jobs: "pd.DataFrame", by: Sequence[str]) -> "pd.Series[Any]":
     return pd.Series(labels, index=jobs.index)
 
 
-def words_first(jobs: "pd.DataFrame", by: Sequence[str]) -> tuple[list[str], list[str]]:
+def words_first(jobs: pd.DataFrame, by: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the settings that are words in all jobs, and the others, in the order of `label`."""
     words = [name for name in by if all(isinstance(value, str) for value in jobs[name])]
     return words, [name for name in by if name not in words]
 
 
-def fitting(jobs: "pd.DataFrame", by: Sequence[str], wanted: Mapping[str, Any]) -> str:
+def fitting(jobs: pd.DataFrame, by: Sequence[str], wanted: Mapping[str, Any]) -> str:
     """Return which group of jobs has these settings, the BASELINE of plot.py. Raises NoResults if
     none has, or several have."""
     fits = [
@@ -201,13 +194,7 @@ def fitting(jobs: "pd.DataFrame", by: Sequence[str], wanted: Mapping[str, Any]) 
     raise NoResults(f"BASELINE in plot.py fits {len(fits)} of the settings; {cure}")
 
 
-def described(job: "pd.DataFrame", jobs: "pd.DataFrame") -> str:
-    """Return what distinguishes the single job in a table from others: `mlp, seed 2`."""
-    names = [*varied(jobs), *varying_repeats(jobs)]
-    return str(label(jobs, names)[jobs["job_id"] == job["job_id"].item()].item())
-
-
-def of_mixed_evidence(jobs: "pd.DataFrame") -> list[str]:
+def of_mixed_evidence(jobs: pd.DataFrame) -> list[str]:
     """Return the ids of the repeats that differ in their code or their data: a mean over them would
     mix several programs."""
     if "code" not in jobs:
@@ -221,14 +208,14 @@ def of_mixed_evidence(jobs: "pd.DataFrame") -> list[str]:
     return sorted(mixed)
 
 
-def combinations(jobs: "pd.DataFrame", by: Sequence[str]) -> int:
+def combinations(jobs: pd.DataFrame, by: Sequence[str]) -> int:
     """Return how many different values these settings have together."""
     return len(jobs[[*by]].drop_duplicates()) if by else 1
 
 
 def ranked(
-    jobs: "pd.DataFrame", by: Sequence[str], metric: Measured, by_median: bool | None = None
-) -> "dict[str, pd.DataFrame]":
+    jobs: pd.DataFrame, by: Sequence[str], metric: Measured, by_median: bool | None = None
+) -> dict[str, pd.DataFrame]:
     """Return the jobs with the same settings, by those as text: the best mean result first, and
     those without a result last.
 
@@ -238,7 +225,7 @@ def ranked(
     """
     by_median = lacks_results(jobs, metric) if by_median is None else by_median
 
-    def rank(item: "tuple[str, pd.DataFrame]") -> tuple[bool, float, float]:
+    def rank(item: tuple[str, pd.DataFrame]) -> tuple[bool, float, float]:
         """Return what a group of jobs is sorted by: first, whether it has no result."""
         found = results(item[1], metric)
         each = metric.checked(split_means(found, found.index.to_frame(), metric.log))
@@ -250,12 +237,12 @@ def ranked(
     return dict(sorted(groups(jobs, by).items(), key=rank))
 
 
-def lacks_results(jobs: "pd.DataFrame", metric: Measured) -> bool:
+def lacks_results(jobs: pd.DataFrame, metric: Measured) -> bool:
     """Return whether some jobs diverged or have no finite result, so that medians rank them."""
     return len(finite(jobs, metric.result)) < len(jobs)
 
 
-def best(jobs: "pd.DataFrame") -> str:
+def best(jobs: pd.DataFrame) -> str:
     """Return the id of the job with the best validation result, the first in a tie. Raises
     NoResults if the jobs have none.
     """
@@ -264,21 +251,19 @@ def best(jobs: "pd.DataFrame") -> str:
     return str((metric.sign * results.sort_index()).idxmax())
 
 
-def results(jobs: "pd.DataFrame", metric: Measured) -> "pd.Series[float]":
+def results(jobs: pd.DataFrame, metric: Measured) -> "pd.Series[float]":
     """Return the finite results of the jobs by seed, fold and whatever else is a repeat."""
     index = repeated(jobs) or [name for name in ["job_id"] if name in jobs]
-    found = finite(jobs.set_index(index) if index else jobs, metric.result)
-    found.attrs[OVERLAP] = overlap(jobs)
-    return found
+    return finite(jobs.set_index(index) if index else jobs, metric.result)
 
 
-def finite(jobs: "pd.DataFrame", key: str) -> "pd.Series[float]":
+def finite(jobs: pd.DataFrame, key: str) -> "pd.Series[float]":
     """Return the values of a column that are finite."""
     values: pd.Series[float] = jobs[key] if key in jobs else jobs["ended"] * np.nan
     return values[np.isfinite(values)]
 
 
-def having(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
+def having(jobs: pd.DataFrame, key: str) -> pd.DataFrame:
     """Return the jobs that have a finite value in a column. Raises NoResults if no job has one."""
     found = jobs.loc[finite(jobs, key).index]
     if found.empty:
@@ -286,7 +271,7 @@ def having(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
     return found
 
 
-def is_numeric(jobs: "pd.DataFrame", name: str) -> bool:
+def is_numeric(jobs: pd.DataFrame, name: str) -> bool:
     """Return whether a setting is a number in all jobs."""
     values = jobs[name].tolist()
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import optimize, stats
 
 LEVEL = 0.95  # the confidence level: how often an interval should contain the true value
 
@@ -46,9 +47,7 @@ class Estimate(NamedTuple):
         that of a t distribution, the widths of several parts added as orthogonal. It is a little
         too wide, while Satterthwaite's degrees of freedom make it too narrow for three seeds
         (measured in docs/intervals.md)."""
-        from scipy.stats import t
-
-        widths = [t.isf(tail, part.freedom) ** 2 * part.value for part in self.parts]
+        widths = [stats.t.isf(tail, part.freedom) ** 2 * part.value for part in self.parts]
         return np.sqrt(sum(widths))
 
     @property
@@ -68,14 +67,12 @@ class Estimate(NamedTuple):
     def p(self) -> float:
         """The probability of a mean so far from 0 if the true one is 0. It is 1 if the variance is
         unknown, or 0, which is a lack of samples and no evidence."""
-        from scipy.optimize import brentq
-
         far = abs(self.mean)
         if not 0 < self.half() < np.inf or self.half(0.5 - LEAST) >= far:
             return 1.0
         if self.half(LEAST) < far:
             return 0.0
-        return float(2 * brentq(lambda tail: self.half(tail) - far, LEAST, 0.5 - LEAST))
+        return float(2 * optimize.brentq(lambda tail: self.half(tail) - far, LEAST, 0.5 - LEAST))
 
 
 LEAST = 1e-12  # the smallest probability that is told from 0
@@ -109,11 +106,9 @@ def fraction(found: Estimate, n: int) -> Interval:
     """Return a fraction of n test examples with its interval from the binomial distribution, for as
     many independent examples as have the interval that was found: Korn and Graubard 1998, Survey
     Methodology 24, 193. Without variance, at 0 and 1, it is the exact interval of n examples."""
-    from scipy.stats import t
-
     p, alike, half = float(found.mean), float(n), float(found.half())
     if half > 0:
-        alike = p * (1 - p) * (t.isf(TAIL, n - 1) / half) ** 2
+        alike = p * (1 - p) * (stats.t.isf(TAIL, n - 1) / half) ** 2
     low, high = fraction_ends(p * alike, alike)
     return Interval(p, float(low), float(high))
 
@@ -129,9 +124,7 @@ def of_counts(counts: ArrayLike, n: int) -> Interval:
 
 def fraction_ends(k: Any, n: float) -> tuple[Any, Any]:
     """Return the ends of the binomial interval of k out of n; neither has to be a whole number."""
-    from scipy.stats import beta
-
-    low, high = beta.ppf(TAIL, k, n - k + 1), beta.ppf(1 - TAIL, k + 1, n - k)
+    low, high = stats.beta.ppf(TAIL, k, n - k + 1), stats.beta.ppf(1 - TAIL, k + 1, n - k)
     return np.nan_to_num(low, nan=0.0), np.nan_to_num(high, nan=1.0)
 
 
@@ -156,13 +149,11 @@ def over_tasks(
     its 95 % interval over repeats by a stratified bootstrap: Agarwal et al. 2021,
     arxiv.org/abs/2108.13264. What is drawn again from n results has (n - 1) / n of their variance,
     and its quantiles are normal ones, so both are widened (measured in docs/intervals.md)."""
-    from scipy.stats import norm, t
-
     drawn, again = np.random.default_rng(0), []
     freedom = sum(len(each) - 1 for each in results)
     for each in results:
         n, middle = len(each), each.mean()
-        wider = np.sqrt(n / (n - 1)) * t.isf(TAIL, freedom) / norm.isf(TAIL)
+        wider = np.sqrt(n / (n - 1)) * stats.t.isf(TAIL, freedom) / stats.norm.isf(TAIL)
         again.append(middle + (each[drawn.integers(0, n, (DRAWS, n))] - middle) * wider)
     ends = np.quantile(statistic(np.concatenate(again, axis=-1)), [TAIL, 1 - TAIL], axis=0)
     return Interval(statistic(np.concatenate(results)), *ends)
@@ -174,13 +165,11 @@ def ratio(tops: ArrayLike, bottoms: ArrayLike) -> Interval:
     The ends are infinite or NaN if the mean of `bottoms` cannot be distinguished from 0, so that
     the ratio can have any value. Source: Fieller 1954, doi.org/10.1111/j.2517-6161.1954.tb00159.x.
     """
-    from scipy.stats import t
-
     above, below = np.asarray(tops, dtype=float), np.asarray(bottoms, dtype=float)
     n, top, bottom = len(above), above.mean(), below.mean()
     if n == 1:
         return Interval(top / bottom, np.nan, np.nan)
-    covariance = np.cov(above, below) * t.ppf(1 - TAIL, n - 1) ** 2 / n
+    covariance = np.cov(above, below) * stats.t.ppf(1 - TAIL, n - 1) ** 2 / n
     a = bottom**2 - covariance[1, 1]
     b = top * bottom - covariance[0, 1]
     c = top**2 - covariance[0, 0]

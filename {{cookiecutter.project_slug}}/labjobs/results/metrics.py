@@ -2,17 +2,15 @@
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from labjobs.errors import SettingsError, did_you_mean
-from labjobs.results.style import number
+from labjobs.results.style import number, signed
 from labjobs.settings import Metric, from_plain
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Part = Literal["train", "val", "test"]
 
@@ -71,7 +69,7 @@ class Measured:
     def goal(self) -> str:
         """Its target: `≥ 0.95`, `≤ 5 mmHg`."""
         assert self.declared.target is not None
-        target = number(self.factor * self.declared.target)
+        target = signed(number(self.factor * self.declared.target))
         unit = f" {self.unit}" if self.unit not in ("", "%") else self.unit
         return f"{'≥' if self.sign > 0 else '≤'} {target}{unit}"
 
@@ -117,7 +115,7 @@ THROUGHPUT = Measured(
 """What every job measures."""
 
 
-def declared(jobs: "pd.DataFrame") -> dict[str, Metric]:
+def declared(jobs: pd.DataFrame) -> dict[str, Metric]:
     """Return the metrics that the jobs declare, by name; if there are several declarations, the
     newest. Raises NoResults if one name has two directions.
     """
@@ -142,7 +140,7 @@ def declared(jobs: "pd.DataFrame") -> dict[str, Metric]:
     return metrics
 
 
-def monitored(jobs: "pd.DataFrame") -> Measured:
+def monitored(jobs: pd.DataFrame) -> Measured:
     """Return the metric by which jobs are chosen: the one that most jobs monitor on validation
     data. If `monitor` is `none`, it is the first declared metric with validation values, else with
     training values, else with values that belong to no part of the data, as for a script that does
@@ -164,7 +162,7 @@ def monitored(jobs: "pd.DataFrame") -> Measured:
 SHOWN = "shown metric"  # the attribute of a table of jobs with the metric of `plot.py --metric`
 
 
-def shown(jobs: "pd.DataFrame") -> Measured:
+def shown(jobs: pd.DataFrame) -> Measured:
     """Return the metric that figures show: the one of `plot.py --metric` on validation data, else
     the monitored one. Raises NoResults if the jobs have no values of it."""
     name = jobs.attrs.get(SHOWN, "")
@@ -179,7 +177,7 @@ def shown(jobs: "pd.DataFrame") -> Measured:
     return found
 
 
-def chooser(jobs: "pd.DataFrame") -> Measured:
+def chooser(jobs: pd.DataFrame) -> Measured:
     """Return the monitored metric, by which settings are chosen and ranked.
 
     Raises NoResults if it is not measured on validation data.
@@ -190,7 +188,7 @@ def chooser(jobs: "pd.DataFrame") -> Measured:
     return metric
 
 
-def with_target(jobs: "pd.DataFrame") -> Measured:
+def with_target(jobs: pd.DataFrame) -> Measured:
     """Return the metric on validation data for the time to its target: the monitored metric, else
     the first one with a target. Raises NoResults if no metric has a target."""
     metric = monitored(jobs)

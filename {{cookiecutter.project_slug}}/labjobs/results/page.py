@@ -39,7 +39,8 @@ def write(path: Path, title: str, about: str, drawn: Collection[Path], jobs: Job
     """Write a page with these jobs, and with the figures and tables among the files that were
     `drawn`. Raises OSError."""
     stems = dict.fromkeys(file.with_suffix("") for file in drawn if file.suffix == ".json")
-    images = {stem: file for stem in stems if (file := _image(stem, drawn))}
+    each = [(stem, stem.with_suffix(f".{kind}")) for stem in stems for kind in [*IMAGES][::-1]]
+    images = {stem: file for stem, file in each if file in drawn}  # the preferred one is last
     tables = [file for stem in stems if (file := stem.with_suffix(".md")) in drawn]
     parts = {
         "TITLE": escape(title),
@@ -50,11 +51,6 @@ def write(path: Path, title: str, about: str, drawn: Collection[Path], jobs: Job
     }
     page = (ENGINE / "results" / "page.html").read_text("utf-8")
     write_text(path, re.sub("|".join(parts), lambda found: parts[found[0]], page))
-
-
-def _image(stem: Path, drawn: Collection[Path]) -> Path | None:
-    each = (stem.with_suffix(f".{kind}") for kind in IMAGES)
-    return next((file for file in each if file in drawn), None)
 
 
 def _figure(stem: Path, image: Path) -> str:

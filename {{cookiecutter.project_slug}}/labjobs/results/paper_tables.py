@@ -13,9 +13,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from labjobs.errors import SettingsError, did_you_mean
 from labjobs.job.terminal import counted
@@ -25,9 +27,6 @@ from labjobs.results.intervals import NEEDED, Interval
 from labjobs.results.metrics import WORDS, Measured, NoResults, Part, chooser, declared
 from labjobs.results.samples import Difference, Sample, differences, over, sample
 from labjobs.settings import CONFIRMING
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MOST_COLUMNS = 3  # largest number of columns, if plot.py does not say which metrics are shown
 MOST_TASKS = 4  # largest number of tasks that are columns; more are rows
@@ -96,7 +95,7 @@ class Table:
             row.append(cell)
 
 
-def results(jobs: "pd.DataFrame", rows: Sequence[str] = (), shown: Sequence[str] = ()) -> Table:
+def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] = ()) -> Table:
     """Return the results of settings, a row for each, on all tasks.
 
     `rows` are the settings with rows of their own, by default as many of those that vary as
@@ -119,10 +118,9 @@ def results(jobs: "pd.DataFrame", rows: Sequence[str] = (), shown: Sequence[str]
     names, fewer = (grid.names, "") if rows else grid.fewer(grid.names, kept)
     table = Table(grid.corner, rows={name: [] for name in names})
     table.what = f"{WORDS.get(metrics[0].part or '', '')} results".strip().capitalize()
-    every, said = list[Sample](), dict[str, None]()
+    every, said = list[Sample](), {task: compared[task].chosen + best[task][1] for task in best}
     for task, own in groups.tasks(grid.jobs).items():
-        first, how = best[task]
-        said |= dict.fromkeys([compared[task].chosen, how])
+        first = best[task][0]
         alike = grid.alike(names, own, compared[task].jobs)
         for metric in metrics:
             each = {name: sample(found, metric) for name, found in alike.items()}
@@ -138,13 +136,14 @@ def results(jobs: "pd.DataFrame", rows: Sequence[str] = (), shown: Sequence[str]
                 ],
             )
             for name, one in each.items():
-                chosen = {
-                    "chosen_on_validation": name == first,
-                    "among": compared[task].among or "1",
-                }
-                record = _record(grid, name, alike[name], task, one) | chosen
-                table.records.append(record | _as_record(found.get(name)))
-    table.about = _intervals(every) + _bold(table) + "".join(said) + fewer + others
+                among = {"among": compared[task].among or "1"}
+                chosen = {"chosen_on_validation": name == first, **among}
+                record = _record(grid, name, alike[name], task, one, found.get(name), chosen)
+                table.records.append(record)
+    chosen_by = "".join(f" {task[:1].upper()}{task[1:]}:{how}" for task, how in said.items() if how)
+    chosen_by = said.popitem()[1] if len({*said.values()}) == 1 else chosen_by
+    table.about = _intervals(every) + _bold(table) + chosen_by + _unknown(table, metrics)
+    table.about += fewer + others
     shown_jobs = {job for record in table.records for job in record["job_ids"].split()}
     if grid.jobs.loc[groups.confirming(grid.jobs), "job_id"].isin(shown_jobs).any():
         table.about += f" Settings that have seeds from {CONFIRMING} on are shown by these jobs"
@@ -162,7 +161,7 @@ def _turned(table: Table) -> Table:
     return turned
 
 
-def ablation(jobs: "pd.DataFrame", baseline: Mapping[str, Any], shown: Sequence[str] = ()) -> Table:
+def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[str] = ()) -> Table:
     """Return how results change if one setting of a baseline is changed: the baseline's results,
     and a row for each setting that differs from it, with the difference, or the ratio for a
     logarithmic metric. Differences that test results show are bold.
@@ -200,8 +199,8 @@ def ablation(jobs: "pd.DataFrame", baseline: Mapping[str, Any], shown: Sequence[
             ]
             table.add(Column(_title(metric), task), [base, *cells])
             for name, one in each.items():
-                record = _record(grid, name, alike[name], task, one)
-                table.records.append(record | _as_record(found.get(name)))
+                record = _record(grid, name, alike[name], task, one, found.get(name))
+                table.records.append(record)
     ratios = ", or ratios (×) to it for a logarithmic metric"
     ratios *= any(metric.log for metric in metrics)
     table.about = (
@@ -212,11 +211,11 @@ def ablation(jobs: "pd.DataFrame", baseline: Mapping[str, Any], shown: Sequence[
         table.about += f" Bold: what can be told from no difference ({level})."
     if further := len(grid.names) - len(once) - 1:
         table.about += f" Not shown: {counted(further, 'setting')} with more than one change."
-    table.about += fewer + others
+    table.about += _unknown(table, metrics) + fewer + others
     return table
 
 
-def cost(jobs: "pd.DataFrame", rows: Sequence[str] = ()) -> Table:
+def cost(jobs: pd.DataFrame, rows: Sequence[str] = ()) -> Table:
     """Return what a job with each of the settings cost, and what the whole project has cost, with
     the attempts that failed, diverged, became stale or were made by `jobs.py find`.
 
@@ -228,9 +227,8 @@ def cost(jobs: "pd.DataFrame", rows: Sequence[str] = ()) -> Table:
     if not names:
         raise NoResults("the jobs have no record of what they cost")
     grid = _Grid(jobs, by)
-    every = {name or ALL: found for name, found in groups.groups(jobs, by).items()}
     shown, fewer = (grid.names, "") if rows else grid.fewer(grid.names)
-    alike = {name: every[name] for name in shown}
+    alike = {name: jobs[grid.labels == name] for name in shown}
     table = Table(grid.corner, rows={name: [] for name in alike})
     table.add(Column("jobs"), [Cell(str(len(found))) for found in alike.values()])
     spent = tables.spent(jobs.attrs["experiment"])
@@ -259,7 +257,7 @@ def cost(jobs: "pd.DataFrame", rows: Sequence[str] = ()) -> Table:
 class _Grid:
     """All jobs that were tried, by the settings that have rows of their own."""
 
-    jobs: "pd.DataFrame"
+    jobs: pd.DataFrame
     by: list[str]
 
     @property
@@ -300,8 +298,8 @@ class _Grid:
         return [name for name in names if name in those], left
 
     def alike(
-        self, names: Iterable[str], own: "pd.DataFrame", chosen: "pd.DataFrame"
-    ) -> "dict[str, pd.DataFrame]":
+        self, names: Iterable[str], own: pd.DataFrame, chosen: pd.DataFrame
+    ) -> dict[str, pd.DataFrame]:
         """Return the jobs of one task by row, those with the settings that were chosen for it."""
         rest = groups.varied(self.jobs)
         found = {}
@@ -316,7 +314,7 @@ class _Grid:
             found[name] = of_row
         return found
 
-    def first(self, jobs: "pd.DataFrame") -> tuple[str, str]:
+    def first(self, jobs: pd.DataFrame) -> tuple[str, str]:
         """Return the row that validation results choose, and a sentence about it; both are empty if
         there is nothing to choose among, or by."""
         if groups.combinations(jobs, self.by) < 2:
@@ -346,9 +344,8 @@ class _Grid:
         return found
 
 
-def tried(jobs: "pd.DataFrame") -> "pd.DataFrame":
+def tried(jobs: pd.DataFrame) -> pd.DataFrame:
     """Return all jobs that were tried, with their `state`, numbered."""
-    import pandas as pd
 
     own = jobs.assign(state=jobs["diverged"].map({True: "diverged", False: "finished"}))
     others = pd.DataFrame(jobs.attrs.get(tables.UNFINISHED, []), dtype=object)
@@ -363,7 +360,7 @@ def tried(jobs: "pd.DataFrame") -> "pd.DataFrame":
     return tried
 
 
-def _with_results(tried: "pd.DataFrame") -> "pd.DataFrame":
+def _with_results(tried: pd.DataFrame) -> pd.DataFrame:
     found = tried[tried["state"].isin(["finished", "diverged"])]
     if found["diverged"].all():
         raise NoResults("of one of the tasks no job has finished; leave it out by ONLY in plot.py")
@@ -378,7 +375,7 @@ def _known(what: str, wanted: Iterable[str], known: Collection[str]) -> list[str
     return [*wanted]
 
 
-def _fitting(jobs: "pd.DataFrame") -> list[str]:
+def _fitting(jobs: pd.DataFrame) -> list[str]:
     """As many of the settings that vary as MOST_ROWS allows, at least one."""
     by: list[str] = []
     for name in groups.varied(jobs):
@@ -387,7 +384,7 @@ def _fitting(jobs: "pd.DataFrame") -> list[str]:
     return by or groups.varied(jobs)[:1]
 
 
-def _metrics(jobs: "pd.DataFrame", shown: Sequence[str]) -> tuple[list[Measured], str]:
+def _metrics(jobs: pd.DataFrame, shown: Sequence[str]) -> tuple[list[Measured], str]:
     """The metrics on test data, or on validation data if there are no test results, and a sentence
     about those that are not shown."""
     every = declared(jobs)
@@ -396,11 +393,17 @@ def _metrics(jobs: "pd.DataFrame", shown: Sequence[str]) -> tuple[list[Measured]
     for part in parts:
         each = [Measured(name, every[name], part) for name in names]
         if found := [metric for metric in each if len(groups.finite(jobs, metric.result))]:
-            return (found, "") if shown else _fewer(jobs, found)
+            lacking = [
+                str(metric)
+                for metric in each
+                if metric not in found and (shown or metric.of("val").result in jobs)
+            ]
+            found, others = (found, "") if shown else _fewer(jobs, found)
+            return found, others + f" Without results: {', '.join(lacking)}." * bool(lacking)
     raise NoResults("no finished job has a result of a declared metric")
 
 
-def _fewer(jobs: "pd.DataFrame", metrics: list[Measured]) -> tuple[list[Measured], str]:
+def _fewer(jobs: pd.DataFrame, metrics: list[Measured]) -> tuple[list[Measured], str]:
     """As many metrics as MOST_COLUMNS allow for all tasks, the monitored one first, and a sentence
     about the others."""
     with suppress(NoResults):
@@ -414,7 +417,7 @@ def _fewer(jobs: "pd.DataFrame", metrics: list[Measured]) -> tuple[list[Measured
 # What stands in cells: one number of decimals in a column, as many as its intervals justify.
 
 
-def _column(samples: Mapping[str, Sample], alike: "Mapping[str, pd.DataFrame]") -> dict[str, Cell]:
+def _column(samples: Mapping[str, Sample], alike: Mapping[str, pd.DataFrame]) -> dict[str, Cell]:
     known = {name: _scaled(each.interval, each) for name, each in samples.items() if len(each)}
     decimals = style.decimals(known.values(), [float(each.mean) for each in known.values()])
     decimals = None if any(each.metric.log for each in samples.values()) else decimals
@@ -429,7 +432,7 @@ def _scaled(found: Interval, each: Sample) -> Interval:
     return found if each.metric.log else Interval(*(each.metric.factor * end for end in found))
 
 
-def _lost(tried: "pd.DataFrame", n: int) -> Cell | None:
+def _lost(tried: pd.DataFrame, n: int) -> Cell | None:
     """A cell in place of a mean: what became of jobs without which it would be too good, or of all
     jobs, if none of them has a result."""
     states = Counter(tried["state"])
@@ -451,9 +454,7 @@ def _cell(
     if not found.high > found.low:
         return Cell(text(found.mean, decimals, 3))
     up, down = found.high - found.mean, found.mean - found.low
-    larger = (
-        abs(found.mean) / (up + down) or 1
-    )  # how many times as large the mean is as its interval
+    larger = abs(found.mean) / (up + down) or 1  # than its interval: by how many times
     digits = 3 + max(0, math.floor(math.log10(larger)))
     middle, *ends = (text(each, decimals, digits) for each in found)
     if decimals is None or not math.isclose(up, down, rel_tol=1e-6):
@@ -463,28 +464,22 @@ def _cell(
 
 
 def _change(
-    each: Sample,
-    base: Sample,
-    found: Difference | None,
-    tried: "pd.DataFrame",
-    decimals: int | None,
+    each: Sample, base: Sample, found: Difference | None, tried: pd.DataFrame, decimals: int | None
 ) -> Cell:
     """How a row differs from the baseline; without an interval if there are too few repeats."""
     log = each.metric.log
 
-    def text(value: float, decimals: int | None, digits: int = 3) -> str:
+    def text(value: float, decimals: int | None, digits: int) -> str:
         """Return a ratio, or a difference with its sign."""
         return f"{'×' if log else '+' if value > 0 else ''}{style.rounded(value, decimals, digits)}"
 
     if (lost := _lost(tried, len(each))) or not (len(each) and len(base)):
         return lost or Cell(NOTHING)
-    if found:
-        cell = _cell(_scaled(found.estimate.interval, each), decimals, text)
-        # Validation results have chosen the baseline: they cannot tell what differs from it.
-        return Cell(cell.text, cell.half, found.is_certain and each.metric.part == "test")
     mine, its = each.estimate.interval.mean, base.estimate.interval.mean
-    value = float(mine / its if log else each.metric.factor * (mine - its))
-    return Cell(text(value, decimals))
+    alone = Interval(mine / its if log else mine - its, math.nan, math.nan)
+    cell = _cell(_scaled(found.estimate.interval if found else alone, each), decimals, text)
+    # Validation results have chosen the baseline: they cannot tell what differs from it.
+    return replace(cell, bold=bool(found and found.is_certain and each.metric.part == "test"))
 
 
 def _title(metric: Measured) -> str:
@@ -495,10 +490,17 @@ def _title(metric: Measured) -> str:
 
 
 def _record(
-    grid: _Grid, row: str, tried: "pd.DataFrame", task: str, each: Sample
+    grid: _Grid,
+    row: str,
+    tried: pd.DataFrame,
+    task: str,
+    each: Sample,
+    difference: Difference | None,
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     metric, values, states = each.metric, each.results, Counter(tried["state"])
     found = each.interval if len(each) else Interval(*[math.nan] * 3)
+    apart = difference.estimate.interval._asdict() if difference else {}
     return {
         "row": plain(row),
         **grid.settings[row],
@@ -515,14 +517,10 @@ def _record(
         "min": values.min(),
         "max": values.max(),
         "job_ids": " ".join(sorted(tried["job_id"])),
+        **more,
+        **{f"difference_{name}": value for name, value in apart.items()},
+        **({"adjusted_p": difference.p} if difference else {}),
     }
-
-
-def _as_record(found: Difference | None) -> dict[str, Any]:
-    if found is None:
-        return {}
-    each = found.estimate.interval._asdict()
-    return {f"difference_{name}": value for name, value in each.items()} | {"adjusted_p": found.p}
 
 
 # Sentences for captions; they begin with a space.
@@ -533,6 +531,17 @@ def _intervals(samples: Iterable[Sample]) -> str:
     if not known:
         return f" Means of fewer than {NEEDED} repeats have no interval."
     return f" ± and parentheses: 95% intervals over {known}."
+
+
+def _unknown(table: Table, metrics: Iterable[Measured]) -> str:
+    """How many jobs finished without a finite result, by metric."""
+    each = []
+    for metric in metrics:
+        own = [record for record in table.records if record["metric"] == metric.key]
+        finished, known = (sum(record[count] for record in own) for count in ("finished", "n"))
+        lacking = f"{finished - known} of {counted(finished, 'job')} without a finite {metric}"
+        each += [lacking] * (finished > known)
+    return f" Left out of the means: {'; '.join(each)}." if each else ""
 
 
 def _bold(table: Table, each: str = "rows", of: str = "column") -> str:

@@ -6,33 +6,21 @@ diverged or never reached a target. Metrics with a logarithmic scale have geomet
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.image import AxesImage
 from numpy.typing import ArrayLike, NDArray
 
-from labjobs.results import groups, intervals, text
+from labjobs.results import groups, intervals, style, text
 from labjobs.results.figures import INTERVAL, LABEL, log_scale, name_columns, plain
 from labjobs.results.intervals import Interval
 from labjobs.results.metrics import Measured, NoResults
 from labjobs.results.samples import Difference, Sample, sample
-from labjobs.results.style import (
-    COLOURS,
-    GREY,
-    PLAIN,
-    Look,
-    decimals,
-    looks,
-    names,
-    numbers,
-    rounded,
-    setting,
-)
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.image import AxesImage
+from labjobs.results.style import GREY, PLAIN, Look
 
 OPEN: dict[str, Any] = {"markersize": 3, "markerfacecolor": "white", "markeredgewidth": 0.6}
 
@@ -54,9 +42,7 @@ FILLED = 0.5  # fraction of a map's cells that must have a value
 LONGEST = 16  # characters of a class's name, at most
 
 
-def bands(
-    ax: "Axes", curves: "pd.DataFrame", label: str, metric: Measured, look: Look = PLAIN
-) -> None:
+def bands(ax: Axes, curves: pd.DataFrame, label: str, metric: Measured, look: Look = PLAIN) -> None:
     """Draw repeated curves faintly, their mean over them, and its 95 % t interval as a band.
 
     curves: columns job_id, step (whole numbers), value and perhaps `at`, the place of a step, which
@@ -64,7 +50,6 @@ def bands(
     ends, and the band stays within the metric's range. Fewer than three curves have no band. Raises
     NoResults if the curves have no step in common, as with folds of different sizes.
     """
-    from matplotlib.collections import LineCollection
 
     each = curves.assign(at=curves.get("at", curves["step"]))
     table = each.pivot(index="step", columns="job_id", values=["value", "at"])
@@ -96,8 +81,8 @@ def bands(
 
 
 def points(
-    ax: "Axes",
-    jobs: "Mapping[str, pd.DataFrame]",
+    ax: Axes,
+    jobs: Mapping[str, pd.DataFrame],
     x: str,
     metric: Measured,
     drawn: Mapping[str, Look] | None = None,
@@ -125,10 +110,10 @@ def points(
     gap = gaps.min() if len(gaps) else 1.0
     margin = max(0.7 * gap, 0.05 * gaps.sum())
     step = min(SLOTS * gap / len(jobs), WIDEST * (gaps.sum() + 2 * margin))
-    ax.set_xlabel(setting(x))
+    ax.set_xlabel(style.setting(x))
     ax.set_xlim(*beside(values[0], -margin), *beside(values[-1], margin))
     edge, height = ax.get_xaxis_transform(), 0.02 if metric.sign > 0 else 0.98
-    for index, (name, look) in enumerate((drawn or looks(jobs)).items()):
+    for index, (name, look) in enumerate((drawn or style.looks(jobs)).items()):
         aside, means = (index - (len(jobs) - 1) / 2) * step, []
         for value, repeated in jobs[name].groupby(x):
             found = sample(repeated, metric)
@@ -153,12 +138,12 @@ def points(
         ax.plot(*np.reshape(means, (-1, 2)).T, label=name, zorder=3, **line)
 
 
-def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Measured) -> None:
+def heatmap(ax: Axes, rows: Mapping[str, pd.DataFrame], x: str, metric: Measured) -> None:
     """Draw the mean result for each row of jobs, by their names, and each value of a setting `x` as
     a map of colours: better is brighter, with the number in each cell that is wide enough. A cell
     without a result has a dash. Raises NoResults if most cells have none.
     """
-    columns = names(value for row in rows.values() for value in row[x])
+    columns = style.names(value for row in rows.values() for value in row[x])
     grid, spans = np.full((len(rows), len(columns)), np.nan), list[Any]()
     for place, row in enumerate(rows.values()):
         for column, value in enumerate(columns):
@@ -172,15 +157,15 @@ def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Meas
     colours = "viridis" if metric.sign > 0 else "viridis_r"
     image = ax.imshow(grid, cmap=colours, norm="log" if metric.log else None, aspect="auto")
     text.name_rows(ax, list(rows))
-    ax.set_xlabel(setting(x))
+    ax.set_xlabel(style.setting(x))
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     cell = name_columns(ax, list(columns.values()))
     shown = (metric.factor * grid).ravel().tolist()
-    texts = numbers(shown)
+    texts = style.numbers(shown)
     if not metric.log and np.isfinite(spans).all(axis=1).any():  # digits that these justify
-        digits = decimals(spans)
-        texts = [rounded(value, digits).replace("nan", "–") for value in shown]
+        digits = style.decimals(spans)
+        texts = [style.rounded(value, digits).replace("nan", "–") for value in shown]
     if not _fill_cells(ax, image, texts, cell):
         ticks = partial(plain, factor=metric.factor)
         bar = text.figure_of(ax).colorbar(image, ax=ax, format=ticks)
@@ -189,7 +174,7 @@ def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Meas
         bar.ax.set_ylabel(text.wrapped(metric.axis, high, bar.ax.yaxis.label.get_fontsize()))
 
 
-def _fill_cells(ax: "Axes", image: "AxesImage", texts: Sequence[str], points: float) -> bool:
+def _fill_cells(ax: Axes, image: AxesImage, texts: Sequence[str], points: float) -> bool:
     """Write a text in each cell of an image, row by row, if all fit in cells of this width. Return
     whether they do."""
     if not all(text.fits(each, points) for each in texts):
@@ -204,7 +189,7 @@ def _fill_cells(ax: "Axes", image: "AxesImage", texts: Sequence[str], points: fl
 
 
 def _mean(
-    ax: "Axes", place: float, found: Interval, look: Look, filled: bool = True, **dot: Any
+    ax: Axes, place: float, found: Interval, look: Look, filled: bool = True, **dot: Any
 ) -> None:
     """Draw a mean with its interval along the x axis, as a filled dot or an open one."""
     mean, low, high = found
@@ -214,7 +199,7 @@ def _mean(
 
 
 def ranking(
-    ax: "Axes",
+    ax: Axes,
     samples: Mapping[str, Sample],
     tested: Mapping[str, Sample] | None = None,
     rows: Sequence[str] = (),
@@ -224,7 +209,7 @@ def ranking(
     groups' test results stand below them, in another colour. `rows` are the names of all rows, if
     some of them have no results."""
     rows = rows or list(samples)
-    of_tests = tested or {}, Look(COLOURS[1], marker="s"), 0.2
+    of_tests = tested or {}, Look(style.COLOURS[1], marker="s"), 0.2
     for each, look, up in [(samples, PLAIN, -0.2 if tested else -0.08), of_tests]:
         for row, name in enumerate(rows):
             if name in each:
@@ -240,14 +225,14 @@ def ranking(
         ax.locator_params(axis="x", nbins=4)
 
 
-def _name_rows(ax: "Axes", names: Sequence[str], counts: Sequence[int] = ()) -> None:
+def _name_rows(ax: Axes, names: Sequence[str], counts: Sequence[int] = ()) -> None:
     text.name_rows(ax, names, counts)
     ax.set_ylim(len(names) - 0.4, -0.6)
 
 
 def costs(
-    ax: "Axes",
-    jobs: "Mapping[str, pd.DataFrame]",
+    ax: Axes,
+    jobs: Mapping[str, pd.DataFrame],
     cost: str,
     metric: Measured,
     drawn: Mapping[str, Look],
@@ -278,7 +263,7 @@ def costs(
         ax.set_xlim(0, 1.05 * max(prices.values()))
 
 
-def differences(ax: "Axes", found: Mapping[str, Difference], metric: Measured) -> None:
+def differences(ax: Axes, found: Mapping[str, Difference], metric: Measured) -> None:
     """Draw differences from a baseline one below another, each a dot with its 95 % interval: filled
     if it can be told from none, and open if not. Differences of a logarithmic metric are ratios."""
     for row, each in enumerate(found.values()):
@@ -289,7 +274,7 @@ def differences(ax: "Axes", found: Mapping[str, Difference], metric: Measured) -
         ax.locator_params(axis="x", nbins=4)
 
 
-def reached(ax: "Axes", times: ArrayLike, ended: ArrayLike, label: str, look: Look = PLAIN) -> None:
+def reached(ax: Axes, times: ArrayLike, ended: ArrayLike, label: str, look: Look = PLAIN) -> None:
     """Draw the fraction of jobs that has reached a target, by time, with its exact 95 % interval
     from the first job on.
 
@@ -311,7 +296,7 @@ def reached(ax: "Axes", times: ArrayLike, ended: ArrayLike, label: str, look: Lo
 
 
 def confusion(
-    ax: "Axes", labels: NDArray[Any], predicted: NDArray[Any], classes: Sequence[str]
+    ax: Axes, labels: NDArray[Any], predicted: NDArray[Any], classes: Sequence[str]
 ) -> None:
     """Draw a confusion matrix of true and predicted classes, numbers or booleans (N,), by the names
     of the classes (K,): rows are true classes, colours the fractions of a row, and the counts are

@@ -1,6 +1,7 @@
 """The command line of plot.py: from a store's jobs to the files of its figures and tables."""
 
 import argparse
+import json
 import re
 import sys
 import warnings
@@ -8,9 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from labjobs import exit_status
 from labjobs.cli.parser import Parser, unknown_flag
@@ -18,31 +22,17 @@ from labjobs.errors import SettingsError, did_you_mean
 from labjobs.files import PROJECT, write_json, write_text
 from labjobs.job.identity import DEFAULT
 from labjobs.job.terminal import counted, leave, prepare_streams
-from labjobs.results import (
-    audit,
-    checklist,
-    figure_files,
-    figures,
-    groups,
-    page,
-    style,
-    table_files,
-    tables,
-)
+from labjobs.results import figure_files, figures, groups, page, paper, style, table_files, tables
 from labjobs.results.comparison import MOST
 from labjobs.results.metrics import SHOWN, WORDS, NoResults, chooser, declared
 from labjobs.results.paper_tables import Table
 from labjobs.tracking import stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-Drawing = Callable[["pd.DataFrame"], tuple[Any, str]]
+Drawing = Callable[[pd.DataFrame], tuple[Any, str]]
 """From a table of jobs to a figure and its caption."""
 
-Tabulating = Callable[["pd.DataFrame"], tuple[Table, str]]
+Tabulating = Callable[[pd.DataFrame], tuple[Table, str]]
 """From a table of jobs to a table for a paper and its caption."""
 
 
@@ -73,13 +63,18 @@ def main(
     pages = _Pages(args, {**of_all, **of_one, **of_tasks}, of_tables)
     try:
         if args.provenance:
-            print(figure_files.as_lines(figure_files.read(args.provenance)))
-            return 0
+            about = figure_files.read(args.provenance)
+            print(*(f"{key}: {json.dumps(value)}" for key, value in about.items()), sep="\n")
+            return exit_status.DONE
         if args.audit:
-            return _audit(args)
+            wrong = paper.findings(args.audit, *_folders(args))
+            print(
+                "\n".join(wrong) or f"{args.audit}: every number with a decimal point is a result"
+            )
+            return exit_status.FAILED if wrong else exit_status.DONE
         if args.venue == "list":
             print(style.listing())
-            return 0
+            return exit_status.DONE
         figures.use(style.named(args.venue))
         for format in args.format.split(","):
             if format not in figure_files.METADATA:
@@ -92,7 +87,7 @@ def main(
             stored_jobs.settle(args.experiment)
         found = _tried(args, kind, only, script)
         if args.checklist:
-            print(checklist.markdown(found.jobs))
+            print(paper.checklist(found.jobs))
             return exit_status.DONE
         _draw(pages, found, of_all, of_one, of_tasks)
         _write(pages, found, printed)
@@ -113,9 +108,9 @@ def main(
 class _Found:
     """The jobs behind figures and tables."""
 
-    every: "pd.DataFrame"  # all jobs with results
-    jobs: "pd.DataFrame"  # those to draw
-    others: "pd.DataFrame"
+    every: pd.DataFrame  # all jobs with results
+    jobs: pd.DataFrame  # those to draw
+    others: pd.DataFrame
     """The settings of those that were tried besides, and why they are not drawn (`state`)."""
 
     mixed: list[str]  # the ids of those from different code
@@ -139,10 +134,19 @@ class _Pages:
         except NoResults as error:
             self._left_out.setdefault(str(error), []).append(stem)
 
-    def add(self, files: Collection[Path]) -> None:
-        """Note what was written; nothing, if it would not print correctly."""
-        self._right.append(bool(files))
-        self.files += files
+    def write(self, stem: Path, kinds: Iterable[str], save: Callable[[], Iterable[str]]) -> bool:
+        """Save a figure or a table as files of some kinds, and print what is said of them; return
+        whether it prints correctly. If not, nothing is written, and it is said why."""
+        try:
+            print(*save(), sep="\n")
+        except figure_files.Misprint as error:
+            lines = [*str(error).splitlines(), "not written; --unchecked writes it anyway"]
+            print("\n".join(f"{stem.name}: {line}" for line in lines), file=sys.stderr)
+            self._right.append(False)
+        else:
+            self.files += [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
+            self._right.append(True)
+        return self._right[-1]
 
     def end(self) -> int:
         """Say what was left out, move what was not written this time away, and return the exit
@@ -160,13 +164,6 @@ class _Pages:
         return exit_status.DONE if right else exit_status.FAILED
 
 
-def _audit(args: argparse.Namespace) -> int:
-    """Print what a paper says that the results do not, and return the exit status."""
-    found = audit.findings(args.audit, *_folders(args))
-    print("\n".join(found) or f"{args.audit}: every number with a decimal point is a result")
-    return exit_status.FAILED if found else exit_status.DONE
-
-
 def _folders(args: argparse.Namespace) -> tuple[Path, Path]:
     """Where figures and tables go."""
     return (args.out, args.out) if args.out else (PROJECT / "figures", PROJECT / "tables")
@@ -176,7 +173,6 @@ def _tried(
     args: argparse.Namespace, kind: type[Any], only: Mapping[str, Any], script: str
 ) -> _Found:
     """Return the jobs that the command line asks for."""
-    import pandas as pd
 
     every = tables.jobs(args.experiment, kind, script)
     if args.job and args.job not in set(every.loc[~every["diverged"], "job_id"]):
@@ -196,7 +192,7 @@ def _tried(
     return _Found(every, jobs, others, _other_code(jobs, args.any_code))
 
 
-def _of_task(task: str, jobs: "pd.DataFrame") -> dict[str, str]:
+def _of_task(task: str, jobs: pd.DataFrame) -> dict[str, str]:
     """The setting that has a task of this name."""
     known = {str(each): name for name in groups.with_role(jobs, "task") for each in jobs[name]}
     if task not in known:
@@ -213,8 +209,8 @@ def _draw(
 ) -> None:
     """Draw the figures of each task, and those of all tasks."""
     args, jobs = pages.args, groups.choosing(found.jobs)
-    tasks = groups.tasks(jobs)
-    out, _ = _folders(args)
+    tasks, (out, _) = groups.tasks(jobs), _folders(args)
+    formats, venue = args.format.split(","), style.named(args.venue)
     for stem, task, name in [
         *_stems(of_all, tasks),
         *_stems(of_one, [""] if args.job else tasks),
@@ -231,7 +227,8 @@ def _draw(
                 every, others = (_with_task_of(alike, some) for some in (every, others))
             hidden = len(every) - len(alike)
             caption += "" if args.job and name in of_one else _counts(every, others, hidden)
-            pages.add(_save(args, out / stem, figure, caption, about))
+            what = figure, out / stem, caption, about, venue, not args.unchecked, formats
+            pages.write(out / stem, (*formats, "tex", "json"), partial(figure_files.save, *what))
 
 
 def _write(pages: _Pages, found: _Found, printed: Mapping[str, Tabulating]) -> None:
@@ -243,9 +240,9 @@ def _write(pages: _Pages, found: _Found, printed: Mapping[str, Tabulating]) -> N
             table, caption = make(jobs)
             caption += _about(jobs) + _differences(jobs, found.mixed) + _counts(jobs, found.others)
             about = _provenance(jobs) | {"table": name, "venue": args.venue}
-            files = _save_table(args, out / name, table, caption, about)
-            written |= {name: table} if files else {}
-            pages.add(files)
+            what = table, out / name, caption, about, style.named(args.venue), not args.unchecked
+            if pages.write(out / name, table_files.KINDS, partial(table_files.save, *what)):
+                written[name] = table
     whole = {
         table_files.RESULTS: table_files.macros(written),
         table_files.JOBS: table_files.as_csv(_rows(jobs, found.others)),
@@ -254,10 +251,10 @@ def _write(pages: _Pages, found: _Found, printed: Mapping[str, Tabulating]) -> N
         path, record = out / name, out / f"{Path(name).stem}.json"
         write_text(path, text)
         write_json(record, _provenance(jobs) | {"table": record.stem})
-        pages.add([path, record])
+        pages.files += [path, record]
 
 
-def _provenance(jobs: "pd.DataFrame") -> dict[str, Any]:
+def _provenance(jobs: pd.DataFrame) -> dict[str, Any]:
     """Where a figure or a table of these jobs comes from, and which of them were audited."""
     audited = tables.audits(jobs)
     return figure_files.provenance(jobs) | ({"audited": audited} if audited else {})
@@ -284,7 +281,7 @@ def _write_page(pages: _Pages, found: _Found) -> None:
 PAGE = "page.html"
 
 
-def _rows(jobs: "pd.DataFrame", others: "pd.DataFrame") -> list[dict[str, Any]]:
+def _rows(jobs: pd.DataFrame, others: pd.DataFrame) -> list[dict[str, Any]]:
     """All jobs that were tried, in the order of their ids: their state, settings, results and
     costs."""
     own = jobs.assign(state=jobs["diverged"].map({True: "diverged", False: "finished"}))
@@ -294,29 +291,6 @@ def _rows(jobs: "pd.DataFrame", others: "pd.DataFrame") -> list[dict[str, Any]]:
     every = [*own.to_dict("records"), *others.to_dict("records")]
     found = [{name: row[name] for name in dict.fromkeys(names) if name in row} for row in every]
     return sorted(found, key=lambda row: str(row["job_id"]))
-
-
-def _save_table(
-    args: argparse.Namespace, stem: Path, table: Table, caption: str, about: dict[str, Any]
-) -> list[Path]:
-    """Write a table, and print its path and its width; return all of its files, none if it would
-    not print correctly."""
-    venue = style.named(args.venue)
-    with _misprints(stem.name):
-        inches = table_files.save(table, stem, caption, about, venue, not args.unchecked)
-        print(f"{stem}.tex  {inches:.1f} in wide")
-        return [stem.with_name(f"{stem.name}.{kind}") for kind in table_files.KINDS]
-    return []
-
-
-@contextmanager
-def _misprints(name: str) -> Iterator[None]:
-    """Say why a figure or a table was not written."""
-    try:
-        yield
-    except figure_files.Misprint as error:
-        lines = [*str(error).splitlines(), "not written; --unchecked writes it anyway"]
-        print("\n".join(f"{name}: {line}" for line in lines), file=sys.stderr)
 
 
 def _stems(names: Iterable[str], tasks: Iterable[str]) -> list[tuple[str, str, str]]:
@@ -332,24 +306,6 @@ def _stems(names: Iterable[str], tasks: Iterable[str]) -> list[tuple[str, str, s
         for name in names
         for task, word in words.items()
     ]
-
-
-def _save(
-    args: argparse.Namespace,
-    stem: Path,
-    figure: "Figure",
-    caption: str,
-    about: dict[str, Any],
-) -> list[Path]:
-    """Write a figure, and print the path and the printed size of its images; return all of its
-    files, none if it would not print correctly."""
-    formats, venue = args.format.split(","), style.named(args.venue)
-    with _misprints(stem.name):
-        files = figure_files.save(figure, stem, caption, about, venue, not args.unchecked, formats)
-        for path, width, height in files:
-            print(f"{path}  {width:g} x {height:g} in")
-        return [stem.with_name(f"{stem.name}.{kind}") for kind in (*formats, "tex", "json")]
-    return []
 
 
 def _parsed(words: list[str]) -> argparse.Namespace:
@@ -384,7 +340,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     return given
 
 
-def _without_earlier_trials(jobs: "pd.DataFrame") -> "pd.DataFrame":
+def _without_earlier_trials(jobs: pd.DataFrame) -> pd.DataFrame:
     """Return the jobs without those that diverged with other code or data, if all others have the
     present code and data, with which these may not diverge."""
     earlier = jobs["diverged"] & jobs["stale"]
@@ -397,7 +353,7 @@ def _without_earlier_trials(jobs: "pd.DataFrame") -> "pd.DataFrame":
     return left
 
 
-def _other_code(jobs: "pd.DataFrame", any_code: bool) -> list[str]:
+def _other_code(jobs: pd.DataFrame, any_code: bool) -> list[str]:
     """The ids of jobs that come from different code. Raises NoResults unless such jobs should be
     drawn anyway. If all jobs are from older code, there is only a warning, since they may
     all be from the same code.
@@ -419,11 +375,13 @@ def _other_code(jobs: "pd.DataFrame", any_code: bool) -> list[str]:
     return mixed
 
 
-def _one(job_id: str, every: "pd.DataFrame", jobs: "pd.DataFrame") -> "pd.DataFrame":
+def _one(job_id: str, every: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
     """The job with an id, or the best of some jobs; `attrs["about"]` says which."""
     why = "" if job_id else f", the best of {len(jobs)} by {chooser(jobs)}"
     job = every[every["job_id"] == (job_id or groups.best(jobs))]
-    told = groups.described(job, jobs if job["job_id"].isin(jobs["job_id"]).all() else every)
+    among = jobs if job["job_id"].isin(jobs["job_id"]).all() else every
+    names = [*groups.varied(among), *groups.varying_repeats(among)]
+    told = groups.label(among, names)[job.index].item()  # what distinguishes it: `mlp, seed 2`
     job.attrs["about"] = f"job {job['job_id'].item()}{why}{f' ({told})' if told else ''}"
     return job
 
@@ -434,7 +392,7 @@ def _one(job_id: str, every: "pd.DataFrame", jobs: "pd.DataFrame") -> "pd.DataFr
 MODEL = "model"  # a setting that captions name, if all jobs have the same
 
 
-def _about(jobs: "pd.DataFrame") -> str:
+def _about(jobs: pd.DataFrame) -> str:
     """Say what all jobs have in common: their task, their model, and the numbers of examples, if
     their files are on this machine."""
     names = [*groups.with_role(jobs, "task"), *([MODEL] if MODEL in jobs else [])]
@@ -451,7 +409,7 @@ def _about(jobs: "pd.DataFrame") -> str:
     return f" {text[0].upper()}{text[1:]}." if text else ""
 
 
-def _counts(jobs: "pd.DataFrame", others: "pd.DataFrame", hidden: int = 0) -> str:
+def _counts(jobs: pd.DataFrame, others: pd.DataFrame, hidden: int = 0) -> str:
     """Say how many jobs were tried, if not all finished, and how many are not shown because they
     only confirm. `others` are the settings of the jobs that have no results, and why (`state`)."""
     diverged = int(jobs["diverged"].sum())
@@ -462,14 +420,14 @@ def _counts(jobs: "pd.DataFrame", others: "pd.DataFrame", hidden: int = 0) -> st
     return confirming * bool(hidden) + tried * bool(states)
 
 
-def _with_task_of(jobs: "pd.DataFrame", others: "pd.DataFrame") -> "pd.DataFrame":
+def _with_task_of(jobs: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
     for name in groups.with_role(jobs, "task"):
         if name in others:
             others = others[others[name].map(str) == str(jobs[name].iloc[0])]
     return others
 
 
-def _differences(jobs: "pd.DataFrame", mixed: list[str]) -> str:
+def _differences(jobs: pd.DataFrame, mixed: list[str]) -> str:
     """Say in what the finished jobs of a figure differ besides their settings: code, data, kinds of
     devices, and the metric by which their weights were kept. `mixed` are the ids of jobs from
     different code."""
@@ -481,14 +439,14 @@ def _differences(jobs: "pd.DataFrame", mixed: list[str]) -> str:
     return said + _audited(jobs)
 
 
-def _audited(jobs: "pd.DataFrame") -> str:
+def _audited(jobs: pd.DataFrame) -> str:
     found = [*tables.audits(jobs).values()]
     same = "all" if {*found} == {"same"} else found.count("same") or "none"
     of = f"{len(found)} of {counted(len(jobs), 'job')}"
     return f" Audited: {of}; {same} of these gave the same bits again." if found else ""
 
 
-def _on_code(jobs: "pd.DataFrame", mixed: list[str]) -> str:
+def _on_code(jobs: pd.DataFrame, mixed: list[str]) -> str:
     other = jobs["job_id"].isin(mixed)
     if not other.any():
         return " The code or the data has changed since." if jobs["stale"].all() else ""
@@ -502,13 +460,13 @@ def _on_code(jobs: "pd.DataFrame", mixed: list[str]) -> str:
     return f" {other.sum()} of the {len(jobs)} jobs {are} from different code or data{which}."
 
 
-def _on_data(jobs: "pd.DataFrame") -> str:
+def _on_data(jobs: pd.DataFrame) -> str:
     count = int((jobs["unchecked"] != "").sum())
     of = f"{count} of {counted(len(jobs), 'job')}"
     return f" It is not known whether the data of {of} has changed since." if count else ""
 
 
-def _counted(jobs: "pd.DataFrame", name: str, word: str) -> str:
+def _counted(jobs: pd.DataFrame, name: str, word: str) -> str:
     """The numbers of jobs by a column, `2 on CPU, 1 on H100`; empty if all have the same."""
     kinds = Counter(jobs[name].tolist() if name in jobs else [])
     return ", ".join(f"{n} {word} {kind}" for kind, n in sorted(kinds.items())) * (len(kinds) > 1)

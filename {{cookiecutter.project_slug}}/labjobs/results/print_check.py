@@ -11,17 +11,19 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.backend_bases import RendererBase
+from matplotlib.figure import Figure
+from matplotlib.mathtext import MathTextParser
+from matplotlib.path import Path
+from matplotlib.text import Text
+from matplotlib.textpath import text_to_path
+from matplotlib.transforms import Affine2D
 from numpy.typing import NDArray
 
 from labjobs.results.style import Venue
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from matplotlib.path import Path
-    from matplotlib.text import Text
 
 SCRIPT = 0.7  # ratio of the size of a superscript or subscript in mathtext to its base, as in TeX
 EXACT = 0.005  # inches by which a page may differ from its size
@@ -38,18 +40,16 @@ class _Piece(NamedTuple):
     """A line of text as it was drawn, in points from the lower left corner of the page."""
 
     what: str
-    text: "Text"
+    text: Text
     size: float
     smallest: float
-    ink: "Path"
+    ink: Path
     corners: NDArray[Any]  # of the box around it (4, 2), one after the other
     clip: NDArray[Any] | None  # the box that clips it, as two corners (2, 2)
 
 
-def check(figure: "Figure", venue: Venue) -> list[str]:
+def check(figure: Figure, venue: Venue) -> list[str]:
     """Return what would not print correctly, each problem in one line; empty if there is none."""
-    from matplotlib.text import Text
-
     if any(text.get_usetex() for text in figure.findobj(Text)):
         return ["its text is set by TeX, without TrueType fonts; leave text.usetex off"]
     pieces, found = _pieces(figure)
@@ -101,12 +101,9 @@ def _overlap(one: _Piece, other: _Piece) -> list[str]:
     return [f"{one.what} and {other.what} overlap"]
 
 
-def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
+def _pieces(figure: Figure) -> tuple[list[_Piece], list[str]]:
     """Every line of text that a renderer is asked to draw, and what matplotlib warns about:
     characters that the font lacks, and axes without a size."""
-    from matplotlib.backend_bases import RendererBase
-    from matplotlib.text import Text
-    from matplotlib.transforms import Affine2D
 
     pieces: list[_Piece] = []
     places: dict[Any, str] = {}
@@ -161,11 +158,9 @@ def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
 
 
 @contextmanager
-def _recorded(figure: "Figure", drawing: "list[Text]") -> Iterator[None]:
+def _recorded(figure: Figure, drawing: list[Text]) -> Iterator[None]:
     """Draw at DPI, and keep the text that is being drawn at the end of a list: a renderer is not
     always told. Its outlines and shadows, which are drawn as lines, are left out."""
-    from matplotlib.text import Text
-
     draw, dpi = Text.draw, figure.dpi
 
     def record(self: Text, renderer: Any) -> None:
@@ -183,17 +178,14 @@ def _recorded(figure: "Figure", drawing: "list[Text]") -> Iterator[None]:
         Text.draw, figure.dpi = draw, dpi  # type: ignore
 
 
-def _ink(s: str, prop: Any, ismath: bool) -> "Path":
+def _ink(s: str, prop: Any, ismath: bool) -> Path:
     """The outlines, in points, of a line of text that begins at the origin."""
-    from matplotlib.path import Path
-    from matplotlib.textpath import text_to_path
-
     vertices, codes = text_to_path.get_text_path(prop, s, ismath=ismath)
     scale = prop.get_size_in_points() / text_to_path.FONT_SCALE
     return Path(np.reshape(vertices, (-1, 2)) * scale, codes)
 
 
-def _corners(ink: "Path") -> NDArray[Any]:
+def _corners(ink: Path) -> NDArray[Any]:
     points = np.concatenate(ink.to_polygons(closed_only=False))  # get_extents() is 200 times slower
     (left, bottom), (right, top) = points.min(axis=0), points.max(axis=0)
     return np.array([[left, bottom], [right, bottom], [right, top], [left, top]])
@@ -201,7 +193,6 @@ def _corners(ink: "Path") -> NDArray[Any]:
 
 def _smallest(s: str, prop: Any) -> float:
     """The size in points of the smallest glyph of mathtext."""
-    from matplotlib.mathtext import MathTextParser
 
     glyphs = MathTextParser("path").parse(s, INCH, prop).glyphs
     return min((glyph[1] for glyph in glyphs), default=prop.get_size_in_points())

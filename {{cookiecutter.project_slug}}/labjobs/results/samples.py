@@ -9,17 +9,15 @@ seeds there are.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from labjobs.results import groups, intervals, tables
 from labjobs.results.intervals import NEEDED, Estimate, Interval
 from labjobs.results.metrics import Measured
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LEVEL = 0.05  # the probability, for all comparisons, below which two results can be told apart
 
@@ -27,26 +25,38 @@ LEVEL = 0.05  # the probability, for all comparisons, below which two results ca
 @dataclass(frozen=True)
 class Sample:
     """The results (K,) of jobs by repeat, and the results (N, K) of single test examples, if these
-    are known."""
+    are known, with what says `which` examples these are."""
 
     results: "pd.Series[float]"
     metric: Measured
     examples: NDArray[Any] | None = None
+    which: tuple[NDArray[Any], ...] = ()
+    overlap: float = 0.0  # of the splits of the repeats: intervals.mean
 
     def __len__(self) -> int:
         return len(self.results)
 
     @cached_property
+    def of_repeats(self) -> Estimate:
+        """The mean over repeats alone."""
+        values, repeats = self.metric.checked(self.results), self.results.index.to_frame()
+        return groups.estimate(values, repeats, self.metric.log, self.overlap)
+
+    @cached_property
+    def of_examples(self) -> NDArray[Any] | None:
+        """The mean of each test example (N,) over splits, each with the mean of its repeats."""
+        if self.examples is None:
+            return None
+        # A logarithm changes by as much as its value, relative to that value.
+        each = self.examples / self.results.to_numpy() if self.metric.log else self.examples
+        means: NDArray[Any] = groups.split_means(each, self.results.index.to_frame()).mean(axis=-1)
+        return means
+
+    @property
     def estimate(self) -> Estimate:
         """The mean over repeats, and over test examples where they are known."""
-        found, metric = self.results, self.metric
-        values = metric.checked(found)
-        of_repeats = groups.estimate(values, found.index.to_frame(), metric.log, _overlap(found))
-        if self.examples is None:
-            return of_repeats
-        # A logarithm changes by as much as its value, relative to that value.
-        each = self.examples / values if metric.log else self.examples
-        return intervals.with_examples(of_repeats, _means(each, found))
+        each = self.of_examples
+        return self.of_repeats if each is None else intervals.with_examples(self.of_repeats, each)
 
     @property
     def interval(self) -> Interval:
@@ -82,16 +92,16 @@ def over(samples: Iterable[Sample]) -> str:
     return f"{' or '.join(every[:3])}{' or others' if len(every) > 3 else ''}"
 
 
-def sample(jobs: "pd.DataFrame", metric: Measured) -> Sample:
+def sample(jobs: pd.DataFrame, metric: Measured) -> Sample:
     """Return the results of jobs that differ in repeats only; results that are not finite are left
     out."""
     results = groups.results(jobs, metric)
     known = jobs.loc[groups.finite(jobs, metric.result).index]
-    each = tables.of_examples(known, metric.name) if metric.part == "test" and len(known) else None
+    found = tables.of_examples(known, metric.name) if metric.part == "test" and len(known) else None
     # The metric may be another mean, such as one weighted by length.
-    if each is not None and not np.allclose(each.mean(axis=0), results, rtol=1e-3, atol=1e-6):
-        each = None
-    return Sample(results, metric, each)
+    same = found and np.allclose(found[0].mean(axis=0), results, rtol=1e-3, atol=1e-6)
+    examples, which = found if found and same else (None, ())
+    return Sample(results, metric, examples, which, groups.overlap(jobs))
 
 
 class Difference(NamedTuple):
@@ -126,33 +136,24 @@ def _difference(first: Sample, second: Sample) -> tuple[Estimate, bool, int]:
     whether it is paired, and the number of repeats."""
     shared = [repeat for repeat in first.results.index if repeat in second.results.index]
     one, other = _part(first, shared), _part(second, shared)
-    log = first.metric.log
+    log, n = first.metric.log, len(shared)
     pairs = one.results / other.results if log else one.results - other.results
     values = groups.split_means(pairs, pairs.index.to_frame(), log)
-    if len(values) < NEEDED:
-        return _unpaired(first, second), False, min(len(first), len(second))
-    found = intervals.mean(values, log, _overlap(first.results))
-    if not _share_examples(one, other):
-        return found, True, len(shared)
-    examples = _means(_scaled(one) - _scaled(other), pairs)
-    return intervals.with_examples(found, examples), True, len(shared)
-
-
-def _unpaired(first: Sample, second: Sample) -> Estimate:
-    """The difference of samples with different seeds: Welch 1947, doi.org/10.2307/2332510."""
-    log, each = first.metric.log, (first, second)
-    one, other = (replace(of, examples=None).estimate for of in each)
-    found = Estimate(one.mean - other.mean, (*one.parts, *other.parts), log)
-    if not _share_examples(first, second):
-        return found
-    ends = [_means(_scaled(of), of.results) for of in each]
-    return intervals.with_examples(found, ends[0] - ends[1])
-
-
-def _share_examples(first: Sample, second: Sample) -> bool:
-    """Whether the results of the same test examples are known of both."""
-    one, other = first.examples, second.examples
-    return one is not None and other is not None and len(one) == len(other)
+    if paired := len(values) >= NEEDED:
+        found = intervals.mean(values, log, first.overlap)
+    else:  # with different seeds: Welch 1947, doi.org/10.2307/2332510
+        one, other, n = first, second, min(len(first), len(second))
+        alone = one.of_repeats, other.of_repeats
+        parts = (*alone[0].parts, *alone[1].parts)
+        found = Estimate(alone[0].mean - alone[1].mean, parts, log)
+    mine, its = one.of_examples, other.of_examples
+    if mine is None or its is None:
+        return found, paired, n
+    both = one.which, other.which
+    if all(both) and len(both[0]) == len(both[1]) and all(map(np.array_equal, *both)):
+        return intervals.with_examples(found, mine - its), paired, n
+    apart = intervals.with_examples(intervals.with_examples(found, mine), its)
+    return apart, False, n  # not the same examples, even if there are as many
 
 
 def _part(sample: Sample, repeats: list[Any]) -> Sample:
@@ -160,20 +161,4 @@ def _part(sample: Sample, repeats: list[Any]) -> Sample:
     order = [*sample.results.index]
     places = np.array([order.index(repeat) for repeat in repeats], dtype=int)
     examples = None if sample.examples is None else sample.examples[:, places]
-    return Sample(sample.results.iloc[places], sample.metric, examples)
-
-
-def _scaled(sample: Sample) -> NDArray[Any]:
-    assert sample.examples is not None
-    return sample.examples / sample.results.to_numpy() if sample.metric.log else sample.examples
-
-
-def _means(examples: NDArray[Any], results: "pd.Series[float]") -> NDArray[Any]:
-    """The mean of each example (N,) over splits, each with the mean of its repeats."""
-    of_splits = groups.split_means(examples, results.index.to_frame())
-    means: NDArray[Any] = of_splits.mean(axis=-1)
-    return means
-
-
-def _overlap(results: "pd.Series[float]") -> float:
-    return float(results.attrs.get(groups.OVERLAP, 0.0))
+    return replace(sample, results=sample.results.iloc[places], examples=examples)

@@ -33,6 +33,8 @@ class Venue(NamedTuple):
     font: str = "serif"
 
 
+NATURE = "research-figure-guide.nature.com"
+
 _KNOWN = (
     Venue("icml", 3.25, 6.75, 9, "icml2024.sty"),
     Venue("neurips", 5.5, 5.5, 9, "neurips_2024.sty"),
@@ -46,17 +48,7 @@ _KNOWN = (
     Venue("jmlr", 6, 6, 8.5, "jmlr2e.sty"),
     Venue("tmlr", 6.5, 6.5, 9, "tmlr.sty, which sets CM Bright", font="sans"),
     Venue("ieee", 3.487, 7.14, 9.63, "IEEEtran.cls: 21 and 43 pica"),
-    Venue(
-        "nature",
-        3.504,
-        7.205,
-        6.69,
-        "research-figure-guide.nature.com: 89 and 183 mm, 5 to 7 pt, Arial or Helvetica",
-        text=7,
-        small=6,
-        least=5,
-        font="sans",
-    ),
+    Venue("nature", 3.504, 7.205, 6.69, f"{NATURE}: 89 and 183 mm, 5 to 7 pt", 7, 6, 5, "sans"),
     Venue("plos", 5.2, 7.5, 8.75, "journals.plos.org figures: 2.63 to 7.5 in, 8 to 12 pt"),
     Venue("elife", 5.626, 7.398, 9.23, "elife.cls 1.5", font="sans"),
 )
@@ -76,7 +68,7 @@ def named(name: str) -> Venue:
 def listing() -> str:
     """Return the table that `--venue list` shows."""
     lines = ["venue    column  full   height  text, at least  font   source"]
-    for at in _KNOWN:
+    for at in VENUES.values():
         text = f"{at.text:g} pt, {at.least:g} pt"
         sizes = f"{at.column:<6.4g}  {at.full:<5.4g}  {at.height:<6.4g}"
         lines.append(f"{at.name:<8} {sizes}  {text:<14}  {at.font:<6} {at.source}")

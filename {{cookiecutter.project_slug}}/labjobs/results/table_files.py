@@ -40,9 +40,9 @@ def save(
     about: dict[str, Any],
     venue: Venue,
     checked: bool = True,
-) -> float:
-    """Write a table's files, to a path without suffix; return its width in inches. Raises Misprint,
-    and writes nothing, if it is `checked` and would not print correctly."""
+) -> list[str]:
+    """Write a table's files, to a path without suffix; return a line with its width. Raises
+    Misprint, and writes nothing, if it is `checked` and would not print correctly."""
     width = _points(table, venue) / 72
     if checked and (problems := _problems(table, width, venue)):
         raise Misprint("\n".join(problems))
@@ -53,7 +53,7 @@ def save(
     for kind, content in texts.items():
         files.write_text(stem.with_name(f"{stem.name}.{kind}"), content)
     files.write_json(stem.with_name(f"{stem.name}.json"), about)
-    return width
+    return [f"{stem}.tex  {width:.1f} in wide"]
 
 
 def as_csv(records: list[dict[str, Any]]) -> str:
@@ -68,25 +68,20 @@ def as_csv(records: list[dict[str, Any]]) -> str:
 
 def macros(tables: Mapping[str, Table]) -> str:
     r"""Return LaTeX that defines \result{NAME} for each cell of some tables by its place, such as
-    `main/mlp/test accuracy`, with the task before the metric if there are several. Cells whose
-    names TeX could not tell apart have none."""
+    `main/mlp/test accuracy`, with the task before the metric if there are several. Names have only
+    what TeX can look up; cells whose names it could not tell apart have none."""
     found = {}
     for name, table in tables.items():
         for row, cells in table.rows.items():
             for column, cell in zip(table.columns, cells, strict=True):
                 place = "/".join(filter(None, (name, row, column.task, column.title)))
                 half = rf"\,$\pm$\,{latex(cell.half)}" if cell.half else ""
-                key = _plain(place)
+                key = re.sub(r"[^A-Za-z0-9 .,:=/+()-]+", "", place.replace("→", "to")).strip()
                 found[key] = latex(cell.text) + half if key not in found else ""
     known = r"\ifcsname result/#1\endcsname\csname result/#1\endcsname"
     lines = [HEAD, rf"\newcommand{{\result}}[1]{{{known}\else\errmessage{{no result #1}}\fi}}"]
     each = [rf"\expandafter\def\csname result/{k}\endcsname{{{v}}}" for k, v in found.items() if v]
     return "\n".join([*lines, *each]) + "\n"
-
-
-def _plain(place: str) -> str:
-    """A name that TeX can look up: letters, digits and a few signs."""
-    return re.sub(r"[^A-Za-z0-9 .,:=/+()-]+", "", place.replace("→", "to")).strip()
 
 
 def _tabular(table: Table) -> str:

@@ -1,12 +1,10 @@
 """Results as tables: what a figure or a notebook asks for.
 
-    jobs = tables.jobs("my_project")
-    jobs.groupby(["model", "lr"])["best_val_loss"].mean()
-    curves = tables.curves(jobs, "val_loss")
-    kept = tables.outputs(jobs, "label", "predicted", settings=["model"])
-    worst = tables.logged(jobs, "worst")
-
-pandas is imported when a table is first asked for.
+jobs = tables.jobs("my_project")
+jobs.groupby(["model", "lr"])["best_val_loss"].mean()
+curves = tables.curves(jobs, "val_loss")
+kept = tables.outputs(jobs, "label", "predicted", settings=["model"])
+worst = tables.logged(jobs, "worst")
 """
 
 import json
@@ -15,7 +13,11 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from labjobs import layout
 from labjobs.errors import SettingsError, cause, did_you_mean
@@ -26,10 +28,6 @@ from labjobs.results.metrics import DECLARED, Measured, NoResults
 from labjobs.settings import LAST, nested, roles
 from labjobs.tracking import stored_jobs
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from numpy.typing import NDArray
-
 UNFINISHED = "unfinished"
 """The attribute of a table of jobs with the rows of `unfinished`, for tables that count all."""
 
@@ -37,7 +35,7 @@ OWN = ("job_id", "run_id", "ended", "diverged")
 """The columns of a table of jobs besides their settings, metrics and tags."""
 
 
-def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) -> "pd.DataFrame":
+def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) -> pd.DataFrame:
     """Return one row per job of a script, such as `run` for run.py, by job id: its settings, last
     metrics and tags, each a column.
 
@@ -62,7 +60,6 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     found = [job for job, _ in chosen]
     if all(job["diverged"] for job in found):
         raise NoResults(_why_none(experiment, script, len(found)))
-    import pandas as pd
 
     rows = []
     for job in found:
@@ -81,7 +78,7 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     return table
 
 
-def joined(jobs: "pd.DataFrame", inputs: "pd.DataFrame") -> "pd.DataFrame":
+def joined(jobs: pd.DataFrame, inputs: pd.DataFrame) -> pd.DataFrame:
     """Return jobs that are derived from others with the settings of these, another table of jobs:
     `first_model` and so on in place of `first`, the id of a job. Figures then distinguish and
     average them as any other settings. Raises NoResults if no setting is the id of such a job.
@@ -99,10 +96,9 @@ def joined(jobs: "pd.DataFrame", inputs: "pd.DataFrame") -> "pd.DataFrame":
     return found
 
 
-def unfinished(experiment: str, script: str, wanted: Mapping[str, Any]) -> "pd.DataFrame":
+def unfinished(experiment: str, script: str, wanted: Mapping[str, Any]) -> pd.DataFrame:
     """Return the settings of the jobs that were tried and have no results, and why (`state`), one
     row per job; settings must have the values `wanted`, as in `only`."""
-    import pandas as pd
 
     found = [
         job
@@ -116,21 +112,19 @@ def unfinished(experiment: str, script: str, wanted: Mapping[str, Any]) -> "pd.D
     return _with(table, {name: value for name, value in wanted.items() if name in table})
 
 
-def spent(experiment: str) -> "pd.DataFrame":
+def spent(experiment: str) -> pd.DataFrame:
     """Return the last metrics of all attempts, whatever became of them, a row for each."""
-    import pandas as pd
-
     return pd.DataFrame([each["metrics"] for each in stored_jobs.every(experiment)])
 
 
-def _with(jobs: "pd.DataFrame", wanted: Mapping[str, Any]) -> "pd.DataFrame":
+def _with(jobs: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
     for name, value in wanted.items():
         values = value if isinstance(value, list | tuple | set) else [value]
         jobs = jobs[jobs[name].isin(values) | jobs[name].map(str).isin(map(str, values))]
     return jobs
 
 
-def only(jobs: "pd.DataFrame", wanted: Mapping[str, Any]) -> "pd.DataFrame":
+def only(jobs: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
     """Return the jobs whose settings have these values; a list means any of its values.
 
     Raises SettingsError for an unknown setting, NoResults if no finished job is left.
@@ -154,7 +148,7 @@ ALONG = {
 """What curves can be drawn along, and the label of that axis."""
 
 
-def curves(jobs: "pd.DataFrame", key: str, along: str = "step") -> "pd.DataFrame":
+def curves(jobs: pd.DataFrame, key: str, along: str = "step") -> pd.DataFrame:
     """Return the history of a metric in the finished jobs: settings, `job_id`, `step` (the
     optimizer step), `value`, and `at`, the place of the step on an axis of ALONG. If a step was
     logged twice, the last value counts. Raises NoResults where no job has the metric.
@@ -173,8 +167,7 @@ def curves(jobs: "pd.DataFrame", key: str, along: str = "step") -> "pd.DataFrame
     return found.merge(places[["job_id", "step", "value"]].rename(columns=columns))
 
 
-def _curves(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
-    import pandas as pd
+def _curves(jobs: pd.DataFrame, key: str) -> pd.DataFrame:
 
     of_run = jobs[~jobs["diverged"]].set_index("run_id")
     found = stored_jobs.histories([*of_run.index], key)
@@ -187,7 +180,7 @@ def _curves(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
     return own.join(points[["step", "value"]])
 
 
-def times_to(jobs: "pd.DataFrame", metric: Measured) -> "pd.DataFrame":
+def times_to(jobs: pd.DataFrame, metric: Measured) -> pd.DataFrame:
     """Return the jobs with the seconds of training and evaluation until a metric first reached its
     target (`reached`, NaN if it never did) and until the job's end (`lasted`; if it diverged, the
     end of the longest job). Jobs that continue a shorter job are left out, because their curves do
@@ -257,11 +250,12 @@ def _why_none(experiment: str, script: str, diverged: int) -> str:
 # test example by `job.keep_outputs`.
 
 INDEX = "index"
+TRUE = ("label", "target")  # outputs that are no result of a job, but are known of an example
 
 MOST_CLASSES = 1000  # largest number of classes that a figure can show
 
 
-def logged(jobs: "pd.DataFrame", name: str, settings: Collection[str] = ()) -> "pd.DataFrame":
+def logged(jobs: pd.DataFrame, name: str, settings: Collection[str] = ()) -> pd.DataFrame:
     """Return the rows of the tables that finished jobs have logged under a name. The columns are
     `job_id`, these settings (or other columns of the jobs), `step` (the optimizer step), and the
     columns of the tables, which take precedence if names are the same.
@@ -269,7 +263,6 @@ def logged(jobs: "pd.DataFrame", name: str, settings: Collection[str] = ()) -> "
     Raises NoResults if a job has logged no such table or it cannot be read, SettingsError for an
     unknown setting.
     """
-    import pandas as pd
 
     wanted = re.compile(rf"{layout.LOGGED}/{re.escape(name)}-(\d{{8,}})\.csv")
     found = []
@@ -294,7 +287,7 @@ def logged(jobs: "pd.DataFrame", name: str, settings: Collection[str] = ()) -> "
     return pd.concat(found, ignore_index=True)
 
 
-def outputs(jobs: "pd.DataFrame", *names: str, settings: Collection[str] = ()) -> "pd.DataFrame":
+def outputs(jobs: pd.DataFrame, *names: str, settings: Collection[str] = ()) -> pd.DataFrame:
     """Return a row for each test example of each finished job, with the values kept for it. The
     columns are `job_id`, these settings (or other columns of the jobs), `index` (the example's
     index in its dataset, if it is certain), and the outputs with these names, by default all. If an
@@ -304,8 +297,6 @@ def outputs(jobs: "pd.DataFrame", *names: str, settings: Collection[str] = ()) -
     Raises NoResults if a job has not kept these outputs or they cannot be read, SettingsError for
     an unknown setting.
     """
-    import numpy as np
-    import pandas as pd
 
     found = []
     for job, columns in _finished(jobs, settings):
@@ -321,19 +312,22 @@ def outputs(jobs: "pd.DataFrame", *names: str, settings: Collection[str] = ()) -
     return pd.concat(found, ignore_index=True)
 
 
-def of_examples(jobs: "pd.DataFrame", name: str) -> "NDArray[Any] | None":
-    """Return the output of the test examples (N, jobs) that jobs have kept under a name, if all
-    have, each one number for the same examples; otherwise None."""
-    import numpy as np
-
-    columns, places = [], []
+def of_examples(
+    jobs: pd.DataFrame, name: str
+) -> tuple[NDArray[Any], tuple[NDArray[Any], ...]] | None:
+    """Return the output of the test examples (N, jobs) that jobs have kept under a name, and which
+    examples these are: their indices, and their true values or else the digest of the data. None
+    unless all jobs have kept one number for each of the same examples."""
+    columns, which = [], []
     for job in jobs.to_dict("records"):
         with suppress(NoResults), _kept(job, "outputs") as arrays:
+            order = np.argsort(arrays[INDEX])
             if arrays[name].ndim == 1:
-                columns.append(arrays[name].astype(float))
-                places.append(arrays[INDEX])
-    same = len(columns) == len(jobs) and all(np.array_equal(places[0], each) for each in places)
-    return np.stack(columns, axis=-1) if same else None
+                columns.append(arrays[name][order].astype(float))
+                true = [arrays[each][order] for each in TRUE if each in arrays]
+                which.append((arrays[INDEX][order], *(true or [np.array(str(job.get("data")))])))
+    same = (all(map(np.array_equal, which[0], each)) for each in which)
+    return (np.stack(columns, -1), which[0]) if len(columns) == len(jobs) and all(same) else None
 
 
 class Predictions(NamedTuple):
@@ -345,7 +339,7 @@ class Predictions(NamedTuple):
     classes: list[str]
 
 
-def predictions(job: "pd.DataFrame") -> Predictions:
+def predictions(job: pd.DataFrame) -> Predictions:
     """Return the classes that the single job in a table predicted: the outputs `label` and
     `predicted`. Raises NoResults if it has kept none, or if they cannot be read or are not classes.
     """
@@ -362,7 +356,7 @@ def predictions(job: "pd.DataFrame") -> Predictions:
     return Predictions(label, predicted, classes(job, count))
 
 
-def classes(job: "pd.DataFrame", count: int) -> list[str]:
+def classes(job: pd.DataFrame, count: int) -> list[str]:
     """Return the names of at least this many classes, from the spec of the single job in a table,
     or else their numbers."""
     (row,) = job.to_dict("records")
@@ -384,7 +378,7 @@ def sizes(folder: str) -> dict[str, int]:
     return {}
 
 
-def audits(jobs: "pd.DataFrame") -> dict[str, str]:
+def audits(jobs: pd.DataFrame) -> dict[str, str]:
     """Return what `jobs.py audit` found for jobs, `same` or `different`, by their ids; nothing for
     jobs that it has not run again, or whose folders are not on this machine."""
     found = {}
@@ -396,7 +390,7 @@ def audits(jobs: "pd.DataFrame") -> dict[str, str]:
 
 
 def _finished(
-    jobs: "pd.DataFrame", settings: Collection[str]
+    jobs: pd.DataFrame, settings: Collection[str]
 ) -> list[tuple[dict[Any, Any], dict[str, Any]]]:
     """The rows of the jobs that finished, each with its `job_id` and these settings."""
     for name in settings:
@@ -412,7 +406,6 @@ def _finished(
 @contextmanager
 def _kept(job: Mapping[Any, Any], what: str) -> Iterator[Mapping[str, Any]]:
     """Open what a job has kept: arrays, by name."""
-    import numpy as np
 
     try:
         file = stored_jobs.file(job["run_id"], job["job_folder"], layout.PREDICTIONS)

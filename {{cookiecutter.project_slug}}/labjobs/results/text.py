@@ -1,13 +1,15 @@
 """Text that fits its place: labels in lines, names of rows and columns, numbers in cells."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
 
 from labjobs.results.metrics import CURE, NoResults
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 NAMED = 20  # largest number of columns or rows of an image that are named
 ROW_NAMES = 0.42  # fraction of a figure's width that the names of rows may take
@@ -19,7 +21,7 @@ IN_CELL: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": "small"}
 MARGIN = 3  # points beside a text in its cell
 
 
-def figure_of(ax: "Axes") -> "Figure":
+def figure_of(ax: Axes) -> Figure:
     """Return the figure that axes are in."""
     fig = ax.get_figure(root=True)
     assert fig
@@ -28,8 +30,6 @@ def figure_of(ax: "Axes") -> "Figure":
 
 def width(text: str, size: float | str) -> float:
     """Return the points that a line of text takes."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import text_to_path
 
     is_math = "$" in text.replace(r"\$", "")
     line, font = text if is_math else text.replace(r"\$", "$"), FontProperties(size=size)
@@ -58,8 +58,6 @@ def row_names(names: Sequence[str], inches: float) -> list[str]:
 
     Raises NoResults for names that take too many lines, or lines that are too long.
     """
-    import matplotlib
-
     size, points = matplotlib.rcParams["ytick.labelsize"], ROW_NAMES * 72 * inches
     texts = [wrapped(name, points, size) for name in names]
     for lines in (text.split("\n") for text in texts):
@@ -74,7 +72,7 @@ def too_long(name: str) -> str:
     return f"{short} is too long a name for a figure; shorten LABELS, or {CURE}"
 
 
-def name_rows(ax: "Axes", names: Sequence[str], counts: Sequence[int] = ()) -> None:
+def name_rows(ax: Axes, names: Sequence[str], counts: Sequence[int] = ()) -> None:
     """Name the rows at 0, 1, …, and write their numbers of repeats at the right if these differ."""
     texts = row_names(names, figure_of(ax).get_figwidth())
     ax.set_yticks(range(len(texts)), texts, linespacing=1.1)

@@ -1,4 +1,4 @@
-"""What a paper says against what the results say: numbers in its text, the scale of its figures.
+"""A paper and its results: what it says and they do not, and what the NeurIPS checklist asks.
 
 Numbers with a decimal point are looked for in the tables and captions that plot.py has written,
 rounded as in the text, or as a percentage.
@@ -7,11 +7,16 @@ rounded as in the text, or as a percentage.
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
+
 from labjobs.errors import SettingsError
-from labjobs.results.style import Venue, named
+from labjobs.results import groups, paper_tables, style, tables
+from labjobs.results.metrics import NoResults
+from labjobs.results.style import Venue
 
 LENGTH = r"\s*(?:pt|in|cm|mm|em|ex|bp)\b|\\[a-z]*width"
 
@@ -28,16 +33,16 @@ WIDTH = re.compile(r"width\s*=\s*([\d.]*)\s*(\\(?:line|column|text)width|in|cm|m
 INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
 
 
-def findings(paper: Path, figures: Path, tables: Path) -> list[str]:
+def findings(paper: Path, figures: Path, of_tables: Path) -> list[str]:
     """Return what a LaTeX file says that the results do not, each in one line. Raises SettingsError
     if it cannot be read, or if no tables have been written."""
     try:
         text = paper.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"--audit {paper}: cannot be read ({error})") from error
-    known = [*_known(figures, tables)]
+    known = [*_known(figures, of_tables)]
     if not known:
-        raise SettingsError(f"--audit: no tables in {tables}; type python plot.py first")
+        raise SettingsError(f"--audit: no tables in {of_tables}; type python plot.py first")
     body = text.rpartition(r"\begin{document}")[2]
     before = text.count("\n", 0, len(text) - len(body))
     found = []
@@ -49,16 +54,16 @@ def findings(paper: Path, figures: Path, tables: Path) -> list[str]:
     return found
 
 
-def _known(figures: Path, tables: Path) -> Iterator[float]:
+def _known(figures: Path, of_tables: Path) -> Iterator[float]:
     """All numbers in the tables and captions."""
-    for path in sorted(tables.glob("*.csv")):
+    for path in sorted(of_tables.glob("*.csv")):
         for row in csv.reader(path.read_text("utf-8").splitlines()):
             for cell in row:
                 try:
                     yield float(cell)
                 except ValueError:
                     continue
-    captions = [*figures.glob("*.tex"), *tables.glob("*.tex")]
+    captions = [*figures.glob("*.tex"), *of_tables.glob("*.tex")]
     for path in sorted(captions):
         for number in re.findall(r"\d+\.\d+(?:e-?\d+)?", path.read_text("utf-8")):
             yield float(number)
@@ -78,7 +83,7 @@ def _scaled(line: str, figures: Path) -> Iterator[str]:
         record = figures / f"{Path(name).stem}.json"
         if not options or not record.exists():
             continue
-        venue = named(json.loads(record.read_text("utf-8")).get("venue", ""))
+        venue = style.named(json.loads(record.read_text("utf-8")).get("venue", ""))
         cure = f"include it without [{options}], or draw it for another --venue"
         scale = _scale(options, venue)
         if scale is None:
@@ -99,3 +104,54 @@ def _scale(options: str, venue: Venue) -> float | None:
     inches = float(found[1] or 1) * wide
     nearest = min((venue.column, venue.full), key=lambda width: abs(inches / width - 1))
     return inches / nearest
+
+
+def checklist(jobs: pd.DataFrame) -> str:
+    """Return the answers to items 7 and 8, statistical significance and compute resources, that the
+    jobs of plot.py give: neurips.cc/public/guides/PaperChecklist."""
+    return "\n".join([*_significance(jobs), "", *_compute(jobs)])
+
+
+def _significance(jobs: pd.DataFrame) -> list[str]:
+    repeats = groups.varying_repeats(jobs)
+    fixed = [name for name in groups.repeated(jobs) if name not in repeats]
+    tried = Counter(paper_tables.tried(jobs)["state"])
+    states = ", ".join(f"{count} {state}" for state, count in sorted(tried.items()))
+    same = f"; the same in all: {style.settings(fixed)}" if fixed else ""
+    lines = [
+        "## 7. Experiment statistical significance",
+        "",
+        f"- Jobs tried: {tried.total()}: {states}.",
+        f"- Varied between repeats: {style.settings(repeats) if repeats else 'nothing'}{same}.",
+    ]
+    try:
+        table = paper_tables.results(jobs)
+        lines.append(f"- {table.what}, as in tables/main.tex:{table.about}")
+    except NoResults as none:
+        lines.append(f"- There is no table of test results: {none}.")
+    return [
+        *lines,
+        "- Intervals are 95% t intervals; over repeats and test examples, the squares of both "
+        "halves are added; near the ends of a fraction's range they are binomial (Korn and "
+        "Graubard 1998). Differences are paired by repeat and test example where these are shared, "
+        "else by Welch's test, and adjusted for all rows of a column by Holm's method.",
+    ]
+
+
+def _compute(jobs: pd.DataFrame) -> list[str]:
+    spent, lines = tables.spent(jobs.attrs["experiment"]), []
+    for name in paper_tables.COSTS:
+        each = groups.finite(jobs, name)
+        if len(each):
+            total = groups.finite(spent, name).sum() if name in paper_tables.TOTALS else None
+            whole = f"; {style.number(total)} in all {len(spent)} attempts" if total else ""
+            what = f"{paper_tables.COSTS[name]}: {style.number(each.mean())} for a job on average"
+            lines.append(f"- {what}, {style.number(each.max())} at most{whole}.")
+    return [
+        "## 8. Experiments compute resources",
+        "",
+        f"- Devices: {', '.join(sorted(jobs['hardware'].unique()))}.",
+        *lines,
+        "- All attempts are those in the store: also jobs that failed, diverged, became stale, or "
+        "were made by `jobs.py find`.",
+    ]
