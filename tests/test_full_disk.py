@@ -110,6 +110,21 @@ def test_full_disk(project, disk):
         assert line.endswith("Read-only file system")
 
 
+def test_publish_and_adopt_leave_nothing_where_there_is_no_space(project, disk, tmp_path):
+    job, jobs = project.finish(*JOB), str(project.root / "jobs.py")
+    within, runs = project.behind(*disk.within), disk.seen / "runs"
+    assert project.do("python", jobs, "publish", job, str(tmp_path / "all")).returncode == 0
+    for size in ("4k", "200k"):
+        disk.remount(f"size={size}")
+        done = within.do("python", jobs, "publish", job, str(disk.at / "all"))
+        assert one_line(done, 1) == f"jobs.py: {FULL}" and not [*disk.seen.iterdir()]
+        runs.mkdir()
+        flags = ("--runs-root", str(disk.at / "runs"))
+        done = within.do("python", jobs, "adopt", str(tmp_path / "all"), *flags)
+        assert one_line(done, 1).endswith(FULL) and not [*runs.iterdir()]
+        runs.rmdir()
+
+
 def test_a_journal_goes_on_with_the_byte_that_did_not_fit(tmp_path):
     """Also where space is free again before the job has ended."""
     journal = Journal(tmp_path, 1)
