@@ -69,7 +69,17 @@ def jobs(made, tmp_path):
 
 
 PACKAGE = """
+import ctypes
+
 FACTOR = {factor}
+
+def read(path: str) -> float:
+    \"\"\"A number in a file, read by C, of which Python's audit hooks know nothing.\"\"\"
+    libc, text = ctypes.CDLL(None), ctypes.create_string_buffer(20)
+    file = libc.open(path.encode(), 0)
+    libc.read(file, text, 19)
+    libc.close(file)
+    return float(text.value)
 """
 
 
@@ -167,10 +177,19 @@ def test_what_is_the_same_is_kept_once_and_what_is_installed_as_pip_reads_it(mad
 LONGER = ("--epochs", "2", "--batch-size", "256", "--quiet")
 
 ODD = """
-import os, random, time
+import os, random, threading, time
 from pathlib import Path
 
 import scaling
+
+def _raced() -> float:
+    order, wait = [], random.SystemRandom()
+    def act(number):
+        time.sleep(wait.random() / 1000)
+        order.append(number)
+    threads = [threading.Thread(target=act, args=(number,)) for number in range(20)]
+    [each.start() for each in threads], [each.join() for each in threads]
+    return float(sum(place * number for place, number in enumerate(order)))
 
 def _odd(note: str) -> float:
     \"\"\"What a loss is multiplied by: things that evidence does not see.\"\"\"
@@ -179,6 +198,14 @@ def _odd(note: str) -> float:
         return factor + torch.linspace(0, 1, 1_000_000).sin().mean().item()
     if note == "time":
         return factor + time.time_ns() % 1000
+    if note == "unseeded":
+        generator = torch.Generator()
+        generator.seed()
+        return factor + torch.rand(1, generator=generator).item()
+    if note == "race":  # of threads: the order in which they end
+        return factor + _raced()
+    if note == "hidden":
+        return factor + scaling.read({hidden!r})
     if note == "order":
         return factor + sum(n * ord(word) for n, word in enumerate(set("abcdefghijklmnop")))
     return factor
@@ -205,7 +232,7 @@ class Audited:
 
     def __init__(self, root: Path, *ids: str) -> None:
         self.project, self.ids = Project(root / "project"), ids
-        self.file = root / "factor.txt"
+        self.file, self.hidden = root / "factor.txt", self.project.root / "data" / "hidden.txt"
         self.project.env |= {"PYTHONPATH": str(root / "packages")}
 
     def audit(self, *words: str, **env: str) -> Any:
@@ -236,10 +263,11 @@ def audited(make, tmp_path_factory):
     Project(make()).copy(root / "project")
     installed(root / "packages", "1.0", 1.0)
     found = Audited(root)
-    found.file.write_text("1.0")
-    found.project.edit(
-        "run.py", "Metrics = dict", ODD.format(file=str(found.file)) + "Metrics = dict"
-    )
+    found.hidden.parent.mkdir(exist_ok=True)
+    for file in (found.file, found.hidden):
+        file.write_text("1.0")
+    odd = ODD.format(file=str(found.file), hidden=str(found.hidden))
+    found.project.edit("run.py", "Metrics = dict", f"{odd}Metrics = dict")
     found.project.edit(
         "run.py", "return losses.mean()", "return _odd(settings.note) * losses.mean()"
     )
@@ -258,27 +286,35 @@ def test_an_audit_draws_jobs_and_notes_that_they_are_the_same(audited):
     assert [job["job"] for job in again["jobs"]] == [job["job"] for job in drawn["jobs"]]
 
 
-MORE = [pytest.param(cause, marks=pytest.mark.full) for cause in ("package", "variable", "order")]
+BY_CHANCE = ("time", "order", "unseeded", "race")
+"""Causes by which no two runs are the same."""
+
+MORE = [
+    pytest.param(cause, marks=pytest.mark.full)
+    for cause in ("package", "variable", "processor", *BY_CHANCE[1:])
+]
 
 
-@pytest.mark.parametrize("cause", ["patch", "threads", "file", "time", *MORE])
+@pytest.mark.parametrize("cause", ["patch", "threads", "file", "hidden", "time", *MORE])
 def test_an_audit_finds_what_evidence_does_not_see(audited, cause, tmp_path):
     job, env, conditions = audited.ids[0], dict[str, str](), list[str]()
+    if cause in (*BY_CHANCE, "threads", "hidden"):
+        job = audited.project.finish(*LONGER, f"--note={cause}")
     if cause == "patch":
         env = audited.planted(cause, PATCH)
     elif cause == "threads":
-        job = audited.project.finish(*LONGER, f"--note={cause}")
         env, conditions = audited.planted(cause, THREADS), ["threads 1, now 2"]
     elif cause == "package":
         env, conditions = installed(tmp_path / "new", "2.0", 1.001), ["scaling 1.0, now 2.0"]
     elif cause == "variable":
         env = {"ODD": "1"}
-    elif cause == "file":
-        audited.file.write_text("1.5")
-    else:  # with which no two runs are the same
-        job = audited.project.finish(*LONGER, f"--note={cause}")
+    elif cause == "processor":  # without its vector instructions, as another one has others
+        env = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
+    elif cause in ("file", "hidden"):
+        (audited.file if cause == "file" else audited.hidden).write_text("1.5")
     (found,) = audited.audit(job, **env)
-    audited.file.write_text("1.0")
+    for file in (audited.file, audited.hidden):
+        file.write_text("1.0")
     assert found["status"] == "different" and found["said"].startswith("train_loss at step ")
     assert found["conditions"] == conditions
     assert audited.noted(job)["status"] == "different"
