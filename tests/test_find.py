@@ -79,8 +79,8 @@ def test_a_learning_rate_is_found_once(changed):
 def test_wrong_words_are_refused_before_anything_starts(changed):
     before = {*(changed.root / "runs").glob("*")}
     for words, said in (
-        (("find",), "find: what? lr, batch-size, noise-scale, workers"),
-        (("find", "batchsize"), "find batchsize: did you mean batch-size?"),
+        (("find",), "which command? find lr, find batch-size, find "),
+        (("find", "batchsize"), "find batchsize: no such command; did you mean find batch-size?"),
         (("find", "lr", "--steps", "0"), "--steps 0: must be at least 20"),
         (("find", "lr"), "settings.py has no setting `lr`; name the setting to use instead"),
         ((*LR, "--", "--modle", "mlp"), "--modle: no such flag; did you mean --model?"),

@@ -334,8 +334,8 @@ def test_damaged_records(jobs):
         (("list", "--by", "test_loss", "--test"), "--by test_loss: no job has this result"),
         (("list", "--where", "learning"), "--where learning: must look like 'lr>1e-3'"),
         (("list", "--where", "lrr>1"), "--where lrr>1: no such setting; did you mean lr?"),
-        (("cluster",), "cluster: what? check"),
-        (("cluster", "checks", "lab"), "cluster checks: did you mean check?"),
+        (("cluster",), "which command? cluster check; see --help"),
+        (("cluster", "checks", "lab"), "cluster checks: no such command; did you mean"),
         (
             ("cluster", "check", "lab"),
             "lab: no such cluster in cluster.toml; jobs.py docs clusters",

@@ -7,10 +7,10 @@ made of. What answers for jobs imports no torch, so that it answers at once.
                 changes that change no results
     replay      an attempt that runs again: are the results the same?
     repeat      `repeat`: jobs once more from their stored code; `audit`: from the present code
-    publish     `publish`: jobs with all that their results rest on, in a folder to give away
-    adopt       `adopt`: such a folder's jobs, taken into this clone of the project
-    diff        `diff`: how two jobs, or groups of jobs, differ
-    bisect      `bisect`: which changed definitions make two attempts differ
+    publish     `publish`: jobs with all that their results rest on, in a folder to give away;
+                `adopt`: such a folder's jobs, taken into this clone of the project
+    diff        `diff`: how two jobs, or groups of jobs, differ; `bisect`: which changed
+                definitions are the reason
     disk        `disk`, `clean`, `rm`: the space that jobs take
     cluster     `cluster check`: what works on a cluster, from a job of a minute
     find        `find`: a learning rate, a batch size, a number of loader processes, from short jobs

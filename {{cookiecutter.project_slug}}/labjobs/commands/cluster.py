@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from labjobs import files, installation, layout
+from labjobs.commands.inventory import Project
 from labjobs.errors import SettingsError, few
 from labjobs.files import PROJECT
 from labjobs.job.terminal import WARNINGS, Interruption
@@ -28,7 +29,7 @@ LOOK = 2.0  # seconds between two looks at the job
 FOUND, OK, NOT, WARNING, AGAIN = "found", "ok   ", "not  ", "warning: ", "started again"
 
 
-def check(given: Namespace) -> int:
+def check(_: Project, given: Namespace) -> int:
     """Submit a job to a cluster and print what works there; returns the exit status."""
     cluster = replace(options.cluster(given.name), time=LIMIT)
     Interruption().listen()

@@ -8,14 +8,12 @@ import os
 import pydoc
 import signal
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from labjobs import exit_status, installation
 from labjobs.cli.parser import Parser, unknown_flag
-from labjobs.commands import adopt, disk, inventory, publish, repeat, staleness
 from labjobs.commands.inventory import Project
 from labjobs.errors import JobError, SettingsError, cause, did_you_mean
 from labjobs.files import ENGINE, PROJECT, shown
@@ -28,64 +26,12 @@ Arguments = dict[str, dict[str, Any]]
 
 
 class Command(NamedTuple):
-    """A command: its help, its arguments, and the function that runs it and returns the exit
-    status."""
+    """A command: its help, its arguments, and the name of the function that runs it, in a module of
+    this package, which is imported only then. It returns the exit status, if that can vary."""
 
     help: str
     takes: Arguments
-    act: Callable[[Project, argparse.Namespace], int]
-
-
-def export(project: Project, given: argparse.Namespace) -> int:
-    """Export the network of a job; return the exit status."""
-    from labjobs.commands import export as command  # with torch, which is slow to import
-
-    return command.export(project.one(given.job), given.out, given.json)
-
-
-def find(_: Project, given: argparse.Namespace) -> int:
-    """Run the jobs that measure, print the answer, and return the exit status."""
-    from labjobs.commands import find as command  # with NumPy, which is slow to import
-
-    return command.find(given, given.words, given.runs_root)
-
-
-def diff(project: Project, given: argparse.Namespace) -> int:
-    """Print how jobs differ; return the exit status."""
-    from labjobs.commands import diff as command  # with NumPy, which is slow to import
-
-    return command.print_diff(project, given)
-
-
-def bisect(project: Project, given: argparse.Namespace) -> int:
-    """Print which definitions make attempts differ; return the exit status."""
-    from labjobs.commands import bisect as command  # likewise
-
-    return command.bisect_attempts(project, given)
-
-
-def print_docs(wanted: str) -> int:
-    """Print a page about the engine by its name, the lines of all pages that have a word in them,
-    or, if nothing is wanted, the names of the pages. Raises SettingsError for an unknown word."""
-    pages = {
-        path.stem: [line for line in path.read_text("utf-8").splitlines() if line[:2] != "!["]
-        for path in sorted((ENGINE / "docs").glob("*.md"))  # without their pictures
-    }
-    if not wanted:
-        for name, lines in pages.items():
-            print(f"{name:{max(map(len, pages))}}  {lines[0].removeprefix('# ')}")
-        print("python jobs.py docs NAME shows a page, docs WORD the lines that have a word")
-    elif wanted in pages:
-        # A pager waits for keys, which a program that reads the page does not press.
-        (pydoc.pager if sys.stdout.isatty() else print)("\n".join(pages[wanted]))
-    else:
-        every = [f"{name}: {text.strip()}" for name, lines in pages.items() for text in lines]
-        found = [text for text in every if wanted.lower() in text.partition(": ")[2].lower()]
-        if not found:
-            hint = did_you_mean(wanted, pages)
-            raise SettingsError(f"docs {wanted}: no page has this word; {hint}")
-        print("\n".join(found))
-    return exit_status.DONE
+    act: str
 
 
 def argument(name: str, about: str, **more: Any) -> Arguments:
@@ -121,71 +67,69 @@ COMMANDS = {
         | argument("--by", "sort by a metric, the best first", metavar="METRIC", default="")
         | argument("--where", CONDITIONS, metavar="CONDITION", action="append", default=[])
         | argument("--test", "print test results, by which nothing is chosen", action="store_true"),
-        inventory.print_list,
+        "inventory.print_list",
     ),
     "show": Command(
         "print all there is to know of a job, and the command that runs it again",
         JOB | JSON,
-        lambda project, given: inventory.print_details(project, project.one(given.job), given.json),
+        "inventory.print_details",
     ),
     "sync": Command(
         "upload what the tracking store or the Parquet files lack, and restore what differs there",
         {},
-        lambda project, _: inventory.sync(project.runs_root),
+        "inventory.sync",
     ),
     "diff": Command(
         "print how two jobs, attempts or groups of jobs differ, and where their curves part",
         argument("a", SIDE, metavar="A") | argument("b", "the other one", metavar="B") | JSON,
-        diff,
+        "diff.print_diff",
     ),
     "bisect": Command(
         "print which changed definitions make two attempts at a job differ, by running mixtures",
         argument("a", "an attempt: 1872aa/1f0a", metavar="A")
         | argument("b", "the other one", metavar="B")
         | JSON,
-        bisect,
+        "diff.bisect_attempts",
     ),
     "stale": Command(
         "print which definitions have changed since jobs used them, and which jobs these are",
         JSON | argument("--diff", "print the changes as a diff", action="store_true"),
-        lambda project, given: staleness.print_stale(project, given.diff, given.json),
+        "staleness.print_stale",
     ),
     "why": Command(
         "print how a job's code reaches a definition, such as models.MLP",
         JOB | argument("definition", "its name in Python, such as models.MLP") | JSON,
-        lambda project, given: staleness.print_why(
-            project.one(given.job), given.definition, given.json
-        ),
+        "staleness.print_why",
     ),
     "accept": Command(
         "accept that what has changed in the code changes no results: stale jobs count again",
         argument("--because", "the reason", metavar="REASON", required=True)
         | argument("--verify", "first replay a job for each change", action="store_true"),
-        lambda project, given: staleness.accept(project, given.because, given.verify),
+        "staleness.accept",
     ),
     "export-model": Command(
         "write a job's network into a folder, for use without the project, and check its outputs",
         JOB | JSON | argument("--out", "folder to make", metavar="FOLDER", type=Path),
-        export,
+        "export.export",
     ),
     "repeat": Command(
         "run jobs again from their stored code, and print whether they give the same bits",
         argument("what", "a job, or a figure, for all its jobs", metavar="JOB|FIGURE", nargs="+")
         | JSON,
-        repeat.repeat_jobs,
+        "repeat.repeat_jobs",
     ),
     "audit": Command(
         "run finished jobs with the present code to their first evaluation, and compare the bits",
         argument(
             "what",
-            f"how many jobs to draw (default: {repeat.USUAL}), or jobs, or a figure",
+            "how many jobs to draw (default: 3), or jobs, or a figure",
             metavar="N|JOB|FIGURE",
             nargs="*",
-            default=[repeat.USUAL],
+            default=["3"],
         )
         | number("--seed", "seed of the draw (default: another one each time)")
         | JSON,
-        repeat.audit_jobs,
+        "repeat.audit_jobs",
     ),
     "publish": Command(
         "write jobs into a folder to give away: results, code, versions, and a page about them",
@@ -195,23 +139,23 @@ COMMANDS = {
         | argument("folder", "the new folder", metavar="FOLDER", type=Path)
         | argument("--weights", "include the weights that were kept", action="store_true")
         | argument("--logs", "include logs, which name the machine", action="store_true"),
-        publish.publish,
+        "publish.publish",
     ),
     "adopt": Command(
         "take the jobs of a published folder into this project, as if they had run here",
         argument("source", "the folder, or an archive of it", metavar="FOLDER|ARCHIVE", type=Path)
         | number("--spot-check", "how many jobs to audit afterwards (default: 0)", 0),
-        adopt.adopt,
+        "publish.adopt",
     ),
     "disk": Command(
         "print how much space each kind of file takes, and the largest jobs",
         JSON,
-        lambda project, given: disk.print_disk(project, given.json),
+        "disk.print_disk",
     ),
     "clean": Command(
         "remove what nothing needs: old checkpoints, caches, attempts given up, runs of find",
         DRY_RUN | JSON,
-        disk.clean,
+        "disk.clean",
     ),
     "rm": Command(
         "remove jobs from this disk and from the store",
@@ -219,22 +163,22 @@ COMMANDS = {
         | argument("--anyway", "even if a figure, a job or a search needs it", action="store_true")
         | DRY_RUN
         | JSON,
-        disk.remove_jobs,
+        "disk.remove_jobs",
     ),
     "docs": Command(
         "print a page about the engine, or the lines of all pages that have a word in them",
         argument("wanted", "a page or a word (default: all pages)", nargs="?", default=""),
-        lambda _, given: print_docs(given.wanted),
+        "command.print_docs",
     ),
     "cluster check": Command(
         "submit a short job to a cluster in cluster.toml, and print what works there",
         argument("name", "a cluster in cluster.toml", metavar="NAME"),
-        lambda _, given: import_module("labjobs.commands.cluster").check(given),
+        "cluster.check",
     ),
     "eject": Command(
         "copy the engine's source into the project, as labjobs/, where it can be edited",
         {},
-        lambda *_: _eject(),
+        "command.eject",
     ),
     runtime.FIND_LR: Command(
         "find a learning rate by range tests with the job's flags, which follow --",
@@ -243,7 +187,7 @@ COMMANDS = {
         | number("--seeds", "tests, each with its own seed (default: 3)", 3)
         | setting("lr")
         | FIND,
-        find,
+        "find.find",
     ),
     runtime.FIND_BATCH_SIZE: Command(
         "find the largest batch size that fits, and the smallest that is nearly as fast as any",
@@ -251,27 +195,51 @@ COMMANDS = {
         | number("--largest", "size to end with (default: 1000000)", 1_000_000)
         | setting("batch_size")
         | FIND,
-        find,
+        "find.find",
     ),
     runtime.FIND_NOISE_SCALE: Command(
         "find the batch size above which more examples help little (the noise scale)",
         number("--steps", "optimizer steps to measure (default: 200)", 200)
         | setting("batch_size")
         | FIND,
-        find,
+        "find.find",
     ),
     runtime.FIND_WORKERS: Command(
         "find how many processes should read the data with --loader workers",
         number("--largest", "most processes to try (default: the number of cores)") | FIND,
-        find,
+        "find.find",
     ),
 }
 
 
-def _eject() -> int:
+def print_docs(_: Project, given: argparse.Namespace) -> None:
+    """Print the page about the engine that is `wanted`, the lines of all pages that have this word
+    in them, or, if nothing is, the names of the pages. Raises SettingsError for an unknown word."""
+    wanted = given.wanted
+    pages = {
+        path.stem: [line for line in path.read_text("utf-8").splitlines() if line[:2] != "!["]
+        for path in sorted((ENGINE / "docs").glob("*.md"))  # without their pictures
+    }
+    if not wanted:
+        for name, lines in pages.items():
+            print(f"{name:{max(map(len, pages))}}  {lines[0].removeprefix('# ')}")
+        print("python jobs.py docs NAME shows a page, docs WORD the lines that have a word")
+    elif wanted in pages:
+        # A pager waits for keys, which a program that reads the page does not press.
+        (pydoc.pager if sys.stdout.isatty() else print)("\n".join(pages[wanted]))
+    else:
+        every = [f"{name}: {text.strip()}" for name, lines in pages.items() for text in lines]
+        found = [text for text in every if wanted.lower() in text.partition(": ")[2].lower()]
+        if not found:
+            hint = did_you_mean(wanted, pages)
+            raise SettingsError(f"docs {wanted}: no page has this word; {hint}")
+        print("\n".join(found))
+
+
+def eject(*_: object) -> None:
+    """Copy the engine's source into the project."""
     folder = installation.eject(PROJECT)
     print(f"{shown(folder)}/ is what runs from now on; remove it to use the installed engine again")
-    return exit_status.DONE
 
 
 def jobs_command() -> int:
@@ -286,7 +254,9 @@ def jobs_command() -> int:
             print(f"labjobs {installation.version()}\n{installation.problem(PROJECT)}".strip())
             return exit_status.DONE
         project = Project(given.runs_root)
-        status = COMMANDS[given.command].act(project, given)
+        module, _, name = COMMANDS[given.command].act.partition(".")
+        act = getattr(import_module(f"labjobs.commands.{module}"), name)
+        status: int = act(project, given) or exit_status.DONE
     except SettingsError as error:
         return leave(exit_status.WRONG, f"jobs.py: {error}")
     except (JobError, ConnectionError) as error:
@@ -304,7 +274,7 @@ def jobs_command() -> int:
 def _read(words: list[str]) -> argparse.Namespace:
     """Return the arguments on the command line; `words` are the flags of a job, which follow `--`.
     Raises SettingsError if they are wrong."""
-    finds, several = words[:1] == ["find"], words[:1] in (["find"], ["cluster"])
+    finds = words[:1] == ["find"]
     cut = words.index("--") if finds and "--" in words else len(words)
     words, flags = words[:cut], words[cut + 1 :]
     parser = Parser(prog="jobs.py", usage="python jobs.py COMMAND …", allow_abbrev=False)
@@ -324,12 +294,14 @@ def _read(words: list[str]) -> argparse.Namespace:
         )
         for argument, takes in (command.takes | RUNS_ROOT).items():
             about.add_argument(argument, **takes)
-    if not words:
-        raise SettingsError(f"which command? {', '.join(COMMANDS)}; see --help")
-    if several:
-        words = _joined(words)
+    within = [each for each in COMMANDS if each.startswith(f"{words[0]} ")] if words else []
+    if not words or (within and not words[1:]):
+        raise SettingsError(f"which command? {', '.join(within or COMMANDS)}; see --help")
+    if within:  # whose names are two words
+        words = [" ".join(words[:2]), *words[2:]]
     if words[0] not in (*COMMANDS, "-h", "--help", "--version"):
-        raise SettingsError(f"{words[0]}: no such command; {did_you_mean(words[0], COMMANDS)}")
+        hint = did_you_mean(words[0], within or COMMANDS)
+        raise SettingsError(f"{words[0]}: no such command; {hint}")
     given, unknown = parser.parse_known_args(words)
     if unknown:
         wrong = unknown_flag(unknown[0], [*COMMANDS[given.command].takes, *RUNS_ROOT])
@@ -338,14 +310,3 @@ def _read(words: list[str]) -> argparse.Namespace:
         raise SettingsError(wrong)
     given.words = flags
     return given
-
-
-def _joined(words: list[str]) -> list[str]:
-    """The words with `find lr` as one, which is the name of a command."""
-    first, *rest = words
-    things = [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
-    if not rest:
-        raise SettingsError(f"{first}: what? {', '.join(things)}")
-    if rest[0] not in things:
-        raise SettingsError(f"{first} {rest[0]}: {did_you_mean(rest[0], things)}")
-    return [f"{first} {rest[0]}", *rest[1:]]

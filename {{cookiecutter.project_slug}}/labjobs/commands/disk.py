@@ -41,12 +41,9 @@ REMOVED, ADOPTED = ".removed-", ".adopted-"
 LARGEST = 5
 """How many jobs are named."""
 
-HEAD = 65_536
-"""Bytes of a journal in which its first tags are."""
 
-
-def print_disk(project: Project, as_json: bool) -> int:
-    """Print the space that each kind of file takes, and the largest jobs; return 0."""
+def print_disk(project: Project, given: argparse.Namespace) -> None:
+    """Print the space that each kind of file takes, and the largest jobs."""
     kinds, jobs = Counter[str](), Counter[str]()
     runs = project.runs_root
     for path, size in _files(runs, *(PROJECT / name for name in BESIDE)):
@@ -54,15 +51,14 @@ def print_disk(project: Project, as_json: bool) -> int:
         own = JOB_ID.fullmatch(first)
         jobs.update({first: size} if own else {})
         kinds[KINDS.get((*rest, "", "")[1], OTHERS) if own else first] += size
-    if as_json:
+    if given.json:
         print(json_of({"total": kinds.total(), "kinds": kinds, "jobs": jobs}))
-        return exit_status.DONE
+        return
     for kind, size in (+kinds).most_common():
         print(f"{_megabytes(size)}  {kind}")
     for job, size in jobs.most_common(LARGEST):
         print(f"{_megabytes(size)}  job {job}")
     print(f"{_megabytes(kinds.total())}  in all, {counted(len(jobs), 'job')}")
-    return exit_status.DONE
 
 
 def _files(*paths: Path) -> Iterator[tuple[Path, int]]:
@@ -189,7 +185,7 @@ def _own(job: Path) -> list[Path]:
 def _measured(attempt: Path) -> bool:
     """Whether `find` has run a job, as the first lines of its journal say."""
     with suppress(OSError), (attempt / layout.JOURNAL).open("rb") as file:
-        return f'"{runtime.TAG}": "find '.encode() in file.read(HEAD)
+        return f'"{runtime.TAG}": "find '.encode() in file.read(65_536)
     return False
 
 

@@ -11,6 +11,7 @@ import logging
 import re
 import textwrap
 import warnings
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
@@ -25,7 +26,7 @@ from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_leaves
 
 from labjobs import exit_status, layout
-from labjobs.commands.inventory import Job
+from labjobs.commands.inventory import Project
 from labjobs.errors import JobError, SettingsError, cause, first_line
 from labjobs.files import PROJECT, json_of, read_json, shown
 from labjobs.job import attempts, journal
@@ -47,28 +48,26 @@ Make = Callable[[int], Any]
 """Returns inputs for a number of examples: `example_input` of the student's models.py."""
 
 
-def export(found: Job, out: Path | None, as_json: bool) -> int:
-    """Write the network of a job into a new folder, by default in exported/; return the exit
-    status.
+def export(project: Project, given: Namespace) -> None:
+    """Write the network of a job into a new folder, by default in exported/.
 
     Raises SettingsError if the folder exists, JobError if the network cannot be exported.
     """
+    found = project.one(given.job)
     if not found.folder:
         raise JobError(f"job {found.id}: {found.problem}")
-    out = (out or PROJECT / layout.EXPORTED / found.id).expanduser().absolute()
+    out: Path = (given.out or PROJECT / layout.EXPORTED / found.id).expanduser().absolute()
     if out.exists():
         raise SettingsError(f"{shown(out)} exists already: remove it, or choose another --out")
     try:
         _export(found.id, found.folder.runs_root, out)
-    except (SettingsError, JobError):
+    except (SettingsError, JobError, OSError):
         raise
-    except OSError as error:
-        raise JobError(cause(error)) from error
     except Exception as error:  # of the student's code, or of torch
         at = fault(error)
         line = f"job {found.id} cannot be exported: {cause(error)}" + (f" ({at})" if at else "")
         raise JobError(line) from error
-    if as_json:
+    if given.json:
         files = sorted(path.name for path in out.iterdir())
         print(json_of({"folder": str(out), "files": files}))
     else:
@@ -76,7 +75,6 @@ def export(found: Job, out: Path | None, as_json: bool) -> int:
         counts = f"{', '.join(map(str, first))} and {last} examples"
         print(f"{MODEL}: gives the network's outputs for {counts}")
         print(f"exported: {shown(out)}")
-    return exit_status.DONE
 
 
 def _export(job: str, runs_root: Path, out: Path) -> None:

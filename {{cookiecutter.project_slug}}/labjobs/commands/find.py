@@ -25,6 +25,7 @@ from labjobs import exit_status, machine
 from labjobs.cli import flags
 from labjobs.cli.flags import as_plain, as_text, option
 from labjobs.cli.parser import parse
+from labjobs.commands.inventory import Project
 from labjobs.commands.replay import Recorded, run
 from labjobs.errors import JobError, SettingsError, require
 from labjobs.files import CODE, json_of
@@ -45,7 +46,7 @@ Answer = tuple[float | int | None, str, Sequence[Row]]
 """The suggested value or None, how that was found or why there is none, and a table."""
 
 
-def find(given: Namespace, words: Sequence[str], runs_root: Path | None) -> int:
+def find(_: Project, given: Namespace) -> int:
     """Find what `given.command` names for the job with these flags, and print it; return the exit
     status: 0 if something is suggested, else 1.
 
@@ -54,7 +55,7 @@ def find(given: Namespace, words: Sequence[str], runs_root: Path | None) -> int:
     for flag, least in {"steps": 20, "seeds": 1, "smallest": 1, "largest": 0}.items():
         value = getattr(given, flag, None)
         require(value is None or value >= least, f"--{flag}", value, f"at least {least}")
-    job = _read(words, runs_root)
+    job = _read(given.words, given.runs_root)
     name = getattr(given, "setting", "workers").removeprefix("--").replace("-", "_")
     if "setting" in given and name not in flags.of(type(job.settings)):
         line = f"settings.py has no setting `{name}`"

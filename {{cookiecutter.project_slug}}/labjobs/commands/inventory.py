@@ -35,7 +35,7 @@ from labjobs.settings import Span
 from labjobs.sweeps.states import State, View
 from labjobs.tracking import costs, courier, stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name, fingerprint
-from labjobs.tracking.stored_jobs import StoredJob, fresh_value
+from labjobs.tracking.stored_jobs import Known, StoredJob, fresh_value
 
 # What is known of one attempt at a job: its code, when and where it ran, and its results.
 
@@ -214,8 +214,7 @@ class Project:
 
     def all(self) -> list[Job]:
         """Return all jobs."""
-        found = self._named("")
-        return [self._restored(job) for job in found.values()]
+        return self._named("")
 
     def one(self, prefix: str) -> Job:
         """Return the job whose id begins with these digits. Raises SettingsError if there is none,
@@ -227,8 +226,7 @@ class Project:
             )
         if not found:
             raise SettingsError(f"there is no job {prefix}; `python jobs.py list` shows all")
-        (job,) = found.values()
-        return self._restored(job)
+        return found[0]
 
     def finished_in_store(self, job: Job) -> StoredJob | None:
         """Return a job's finished attempt in the store whose results count: the last one with the
@@ -237,21 +235,32 @@ class Project:
         fits = [s for s in found if job.folder and not stored_jobs.evidence(job.folder, s).change]
         return next(reversed(fits or found), None)
 
-    def _named(self, prefix: str) -> dict[str, Job]:
-        """The jobs whose ids begin with these digits, on this disk and in the store."""
-        found = {}
+    @cached_property
+    def _stored(self) -> dict[str, list[StoredJob]]:
+        """Attempts in the store that finished or diverged, by job."""
+        with suppress(ConnectionError):  # `view` reports it
+            return Known(stored_jobs.jobs(experiment_name())).runs
+        return {}
+
+    @cached_property
+    def _ids(self) -> set[str]:
+        """The ids of jobs in the store, and the names of jobs' folders on this disk."""
         try:
-            for folder in self.runs_root.iterdir() if self.runs_root.exists() else ():
-                if folder.name.startswith(prefix) and JOB_ID.fullmatch(folder.name):
-                    begun = attempts.all_of(folder)
-                    if begun or not os.access(folder, os.R_OK | os.X_OK):
-                        found[folder.name] = Job(folder.name, attempts=begun)
+            here = self.runs_root.iterdir() if self.runs_root.exists() else ()
+            return {*self._stored, *(f.name for f in here if JOB_ID.fullmatch(f.name))}
         except OSError as error:
             raise SettingsError(f"--runs-root: {cause(error)}") from error
-        with suppress(ConnectionError):  # `view` reports it
-            for stored in stored_jobs.jobs(experiment_name()):
-                if (job_id := stored["job_id"]).startswith(prefix):
-                    found.setdefault(job_id, Job(job_id)).stored.append(stored)
+
+    def _named(self, prefix: str) -> list[Job]:
+        """The jobs whose ids begin with these digits, on this disk and in the store."""
+        ids = {prefix} & self._ids or {each for each in self._ids if each.startswith(prefix)}
+        found = list[Job]()
+        for each in sorted(ids):
+            folder = self.runs_root / each
+            job = Job(each, attempts=attempts.all_of(folder), stored=self._stored.get(each, []))
+            closed = folder.exists() and not os.access(folder, os.R_OK | os.X_OK)
+            if job.attempts or job.stored or closed:
+                found.append(self._restored(job))
         return found
 
     def _restored(self, job: Job) -> Job:
@@ -295,9 +304,9 @@ class Project:
 # `python jobs.py list`: a line for each job of the project.
 
 
-def print_list(project: Project, given: Namespace) -> int:
+def print_list(project: Project, given: Namespace) -> None:
     """Print the jobs that fulfil `where`, with their validation or `test` results: the newest last,
-    or the best `by` a metric first; returns 0. Raises SettingsError."""
+    or the best `by` a metric first. Raises SettingsError."""
     jobs, as_json = {job.id: job for job in project.all()}, given.json
     rows = [_row(project, job, as_json or bool(given.by), given.test) for job in jobs.values()]
     rows.sort(key=lambda row: (row["ended"], row["id"]))
@@ -311,7 +320,7 @@ def print_list(project: Project, given: Namespace) -> int:
         for row in rows:
             if row["problem"]:
                 leave(exit_status.FAILED, f"jobs.py: job {row['id']}: {row['problem']}")
-        return exit_status.DONE
+        return
     width = max((len(row["result"]) for row in rows), default=0)
     for row in rows:
         line = f"{row['id']}  {row['state']:11}  {_local(row['ended']):16}  "
@@ -321,7 +330,6 @@ def print_list(project: Project, given: Namespace) -> int:
     said = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
     total = f"{counted(len(rows), 'job')}: {said}".removesuffix(": ")
     print(total if jobs else "there are no jobs yet")
-    return exit_status.DONE
 
 
 CONDITION = re.compile(r"\s*([\w-]+)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*")
@@ -400,8 +408,9 @@ def _row(project: Project, job: Job, full: bool, test: bool) -> dict[str, Any]:
 # `python jobs.py show JOB`: all there is to know of one job.
 
 
-def print_details(project: Project, job: Job, as_json: bool) -> int:
-    """Print a job's settings, its attempts, and the command that runs it; returns 0."""
+def print_details(project: Project, given: Namespace) -> None:
+    """Print a job's settings, its attempts, and the command that runs it."""
+    job = project.one(given.job)
     state, about = job.state(project.view)
     found = [on_disk(path, job.folder) for path in job.attempts]
     here = {attempt["code"] for attempt in found}
@@ -411,7 +420,7 @@ def print_details(project: Project, job: Job, as_json: bool) -> int:
         if stored["tags"].get("code", "") not in here
     ]
     found.sort(key=lambda attempt: attempt["ended"])
-    if as_json:
+    if given.json:
         content = {
             "id": job.id,
             "state": state,
@@ -423,14 +432,13 @@ def print_details(project: Project, job: Job, as_json: bool) -> int:
             "attempts": [each | {"ended": _iso(each["ended"])} for each in found],
         }
         print(json_of(content))
-        return exit_status.DONE
+        return
     print(f"job {job.id}: {state}" + (about and f" ({about})"))
     print(f"command: {job.command or f'none ({job.problem})'}\n")
     if job.settings:
         _print_settings(job)
     for attempt in found:
         _print_attempt(attempt)
-    return exit_status.DONE
 
 
 def _print_settings(job: Job) -> None:
@@ -472,20 +480,6 @@ def _print_attempt(attempt: Attempt) -> None:
             print(f"  {what:10}  {text}")
 
 
-# `python jobs.py sync`: send what the store lacks.
-
-
-def sync(runs_root: Path) -> int:
-    """Send the results of the jobs on this disk that the store lacks, whatever was sent before: it
-    may be another one by now, a backup, or someone has changed it. Returns the exit status."""
-    known = stored_jobs.known(experiment_name())
-    if away := known.problem:
-        return leave(exit_status.NOT_UPLOADED, f"{away}; python jobs.py sync sends what is left")
-
-    def changed(attempt: Path) -> bool:
-        try:
-            return known.changed(attempt)
-        except (JobError, OSError):  # a damaged journal: sending it says so
-            return True
-
-    return courier.sync(runs_root, known.holds, changed)
+def sync(project: Project, _: Namespace) -> int:
+    """Send the results of the jobs on this disk that the store lacks; return the exit status."""
+    return courier.sync(project.runs_root, stored_jobs.known(experiment_name()))

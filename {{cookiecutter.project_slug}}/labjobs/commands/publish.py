@@ -1,5 +1,5 @@
-"""`publish`: jobs with all that their results rest on, in a folder to give away; `adopt` takes
-them into another clone of the project.
+"""`publish`: jobs with all that their results rest on, in a folder to give away; `adopt`: such a
+folder's jobs, taken into another clone of the project, as if they had run there.
 
     index.html    figures with captions, and all jobs with their curves, for a browser
     files.json    the SHA-256 of every file in runs/
@@ -16,24 +16,31 @@ import hashlib
 import json
 import os
 import platform
+import random
 import re
 import shutil
 import tarfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
+from zipfile import ZipFile
 
-from labjobs import exit_status, layout
+from labjobs import exit_status, layout, locks
 from labjobs.commands import inventory, repeat
+from labjobs.commands.disk import ADOPTED
 from labjobs.commands.inventory import Project
-from labjobs.commands.replay import Recorded
-from labjobs.errors import JobError, SettingsError
-from labjobs.files import PROJECT, record, shown, write_json
-from labjobs.job import attempts, code_evidence, data_evidence, journal
+from labjobs.commands.replay import Recorded, compare_outputs
+from labjobs.errors import JobError, SettingsError, cause, require
+from labjobs.files import PROJECT, read_json, record, shown, write_json, write_record
+from labjobs.job import attempts, code_evidence, data_evidence, identity, journal
 from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
 from labjobs.job.runtime import Runtime
-from labjobs.job.terminal import Interruption, counted
+from labjobs.job.terminal import Interruption, counted, leave
 from labjobs.results import page
 from labjobs.tracking.mlflow_client import experiment_name
 from labjobs.tracking.mlflow_store import user
@@ -61,8 +68,8 @@ PERSONAL = ("host", "gpu", "mlflow.source.git.branch", "mlflow.user")
 """Tags of the journal that name a machine, its GPU, a user or their work."""
 
 
-def publish(project: Project, given: argparse.Namespace) -> int:
-    """Write jobs into a new folder, and print what it holds; returns 0.
+def publish(project: Project, given: argparse.Namespace) -> None:
+    """Write jobs into a new folder, and print what it holds.
 
     Raises SettingsError if a job or a figure does not exist, or the folder does; JobError if a job
     cannot be published, OSError.
@@ -86,10 +93,9 @@ def publish(project: Project, given: argparse.Namespace) -> int:
     print(f"{shown(out)}: {count}, {size:.1f} MB")
     for name, found in traces.items():
         print(f"{name} names {', '.join(found)}: part of a setting, the code or an output")
-    return exit_status.DONE
 
 
-def _write(part: Path, every: Iterable[Recorded], given: argparse.Namespace) -> list[str]:
+def _write(part: Path, every: Iterable[Path], given: argparse.Namespace) -> list[str]:
     """Write the folder; return the names of the files in runs/."""
     runs = part / RUNS
     runs.mkdir(parents=True)
@@ -111,27 +117,27 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _attempt(job_id: str, job: inventory.Job | None) -> Recorded:
+def _attempt(job_id: str, job: inventory.Job | None) -> Path:
     """The finished attempt that counts. Raises JobError if it has none here."""
     try:
         if not job or not job.attempts:
             raise JobError("it has not run in this folder of runs")
-        return repeat.finished(job)
+        return repeat.finished(job).path
     except JobError as error:
         raise JobError(f"job {job_id} cannot be published: {error}") from None
 
 
-def _with_inputs(every: Iterable[Recorded]) -> Iterator[Recorded]:
+def _with_inputs(every: Iterable[Path]) -> Iterator[Recorded]:
     """Attempts, and those that they are derived from, each once. Raises JobError."""
     left, seen = [*every], set[Path]()
     while left:
-        attempt = left.pop()
+        attempt = Recorded(left.pop())
         if attempts.status_of(attempt.path) != "finished" or not attempt.about:
             raise JobError(f"{attempt.name} cannot be published: records are missing or damaged")
         if attempt.path not in seen:
             seen.add(attempt.path)
             inputs = attempt.about.get("inputs", {})
-            left += [Recorded(attempt.path.parents[1] / job / name) for job, name in inputs.items()]
+            left += [attempt.path.parents[1] / job / name for job, name in inputs.items()]
             yield attempt
 
 
@@ -156,7 +162,8 @@ def _write_attempt(attempt: Recorded, runs: Path, weights: bool, logs: bool) -> 
     if (drawn := source.parent / layout.DRAWN).exists():
         shutil.copyfile(drawn, folder.parent / layout.DRAWN)
     for name in _shared(attempt):
-        if (path := source.parents[1] / name).is_file():  # there need not be a split
+        path = source.parents[1] / name
+        if path.is_file() and not (runs / name).exists():  # there need not be a split
             (runs / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(path, runs / name)
 
@@ -182,16 +189,13 @@ def _write_journal(attempt: Recorded, folder: Path) -> None:
         for line in attempt.lines:
             plain = {name: each for name, each in line.items() if name not in ("line", "crc")}
             if tags := plain.get("tags"):
-                plain["tags"] = {k: _impersonal(v) for k, v in tags.items() if k not in PERSONAL}
+                texts = {k: re.sub(r"\n*Folder: `.*`", "", v) for k, v in tags.items()}
+                plain["tags"] = {k: text for k, text in texts.items() if k not in PERSONAL}
             if files := plain.get("files"):
                 plain["files"] = [name for name in files if (folder / name).exists()]
             file.write(journal.encoded(line["line"], json.dumps(plain), seed))
     written = (attempt.path / layout.JOURNAL).stat().st_mtime_ns
     os.utime(folder / layout.JOURNAL, ns=(written, written))  # as which its end is listed
-
-
-def _impersonal(text: str) -> str:
-    return re.sub(r"\n*Folder: `.*`", "", text)
 
 
 def _write_figure(figure: Path, part: Path) -> Iterator[Path]:
@@ -202,11 +206,11 @@ def _write_figure(figure: Path, part: Path) -> Iterator[Path]:
             yield Path(shutil.copyfile(file, part / "figures" / file.name))
 
 
-def _write_page(part: Path, every: Iterable[Recorded], drawn: list[Path]) -> None:
+def _write_page(part: Path, every: Iterable[Path], drawn: list[Path]) -> None:
     """Write the page: settings that differ, results and curves of the monitored metrics."""
     rows, curves, monitored = list[dict[str, Any]](), dict[str, page.Curve](), set[str]()
     shown = {"job_id"}
-    for attempt in every:
+    for attempt in map(Recorded, every):  # one after another, since journals can be large
         settings = attempt.about["settings"]
         results = inventory.on_disk(attempt.path, None)["metrics"]
         rows.append({"job_id": attempt.job, **settings, **results})
@@ -239,3 +243,155 @@ def _text(path: Path) -> str:
         files = {each.name: file for each in archive if (file := archive.extractfile(each))}
         texts = (file.read().decode(errors="replace") for file in files.values())
         return "\n".join([*files, *texts])
+
+
+# `adopt`. What comes from others is not trusted: nothing but known files of jobs is copied, none
+# that could run code or lies outside, and each as it was published.
+
+IN_ATTEMPT = re.compile(
+    rf"{RUNS}/([0-9a-f]{{12}}/[0-9a-f]{{8}}(?:-\d+)?)/"
+    rf"(?:{'|'.join(map(re.escape, PUBLISHED))}|{layout.LOGGED}/[\w -][\w. -]*)"
+)
+"""The name of a file of an attempt."""
+
+SHARED = (layout.CODES, layout.DATA_LISTS, layout.SPLITS, layout.INSTALLED)
+"""The folders of files that jobs share."""
+
+KNOWN = re.compile(
+    rf"{IN_ATTEMPT.pattern}|{RUNS}/[0-9a-f]{{12}}/{layout.DRAWN}"
+    rf"|{RUNS}/(?:{'|'.join(map(re.escape, SHARED))})/\w[\w.-]*"
+)
+"""The names of files that are taken."""
+
+UNPACKED, SMALL = 100, 100_000_000
+"""How many times larger than an archive its content may be, and a size in bytes that always may."""
+
+
+def adopt(project: Project, given: argparse.Namespace) -> int:
+    """Copy the jobs that are not here yet, upload them, and print how many there are; audit some of
+    them, if that is asked for. Returns the exit status.
+
+    Raises SettingsError if there is no such folder or archive; JobError, before anything is copied,
+    if it is not as it was published, or its jobs are not of this project; OSError.
+    """
+    require(given.spot_check >= 0, "--spot-check", given.spot_check, "a number of jobs, or 0")
+    Interruption().listen()
+    now, new = datetime.now(UTC).isoformat(timespec="seconds"), set[str]()
+    project.runs_root.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        folder = held.enter_context(TemporaryDirectory(prefix=ADOPTED, dir=project.runs_root))
+        held.enter_context(locks.waiting(Path(folder) / layout.LOCK))  # `clean` leaves it alone
+        runs = Path(folder) / RUNS
+        with _opened(given.source) as published:
+            names = _copied(published, Path(folder))  # which nobody else changes any more
+        every = sorted({found[1] for name in names if (found := IN_ATTEMPT.match(name))})
+        for name in every:
+            _check_attempt(runs / name)
+        for name in (name.removeprefix(f"{RUNS}/") for name in names if not IN_ATTEMPT.match(name)):
+            _move(runs / name, project.runs_root / name)  # what it holds is checked when it is read
+        for name in every:
+            note = {"schema": 1, "id": name.split("/")[0], "from": given.source.name, "on": now}
+            write_record(runs / name / layout.ADOPTED, note)
+            if _move(runs / name, project.runs_root / name):
+                new.add(name.split("/")[0])
+    there = {name.split("/")[0] for name in every} - {*new}
+    print(f"adopted {counted(len(new), 'job')}" + (f"; {len(there)} already here" if there else ""))
+    status = exit_status.DONE
+    for name in every:
+        if attempts.status_of(project.runs_root / name) != "finished":
+            line = f"jobs.py: {name} is already here, but not finished: continue it, or remove it"
+            status = leave(exit_status.FAILED, line)
+    status = inventory.sync(project, given) or status
+    if chosen := random.sample(sorted(new), min(given.spot_check, len(new))):
+        wanted = argparse.Namespace(what=chosen, seed=None, json=False, command="audit")
+        status = repeat.audit_jobs(project, wanted) or status
+    return status
+
+
+@contextmanager
+def _opened(source: Path) -> Iterator[Path]:
+    """The published folder, from an archive unpacked in a temporary folder."""
+    if source.is_dir():
+        yield _found_in(source, source)
+        return
+    if not source.is_file():
+        raise SettingsError(f"{source}: there is no such folder or archive")
+    with TemporaryDirectory(prefix="adopt-") as folder:
+        try:
+            with tarfile.open(source) as archive:
+                most = max(SMALL, UNPACKED * source.stat().st_size)
+                for member in archive:
+                    most -= member.size + tarfile.BLOCKSIZE
+                    if most < 0:
+                        raise JobError(f"{source} holds far more than its size allows; not adopted")
+                    archive.extract(member, folder, filter="data")
+        except (tarfile.TarError, EOFError, zlib.error) as error:
+            raise JobError(f"{source} cannot be unpacked: {cause(error)}; not adopted") from error
+        yield _found_in(Path(folder), source)
+
+
+def _found_in(folder: Path, source: Path) -> Path:
+    """The published folder: the folder itself, or one in it, as an archive of `source` has it."""
+    inside = [path for path in (folder, *folder.iterdir()) if (path / FILES).is_file()]
+    if not inside:
+        raise SettingsError(f"{source}: has no {FILES}, so it is not a published folder")
+    return inside[0]
+
+
+def _copied(folder: Path, place: Path) -> list[str]:
+    """Copy the files of jobs that are listed, and return their names. Raises JobError if one is not
+    as it was published."""
+    listed = read_json(folder / FILES).get("files")
+    if not isinstance(listed, dict):
+        raise JobError(f"{FILES} is damaged; not adopted")
+    for name, digest in listed.items():
+        path, copy = folder / name, place / name
+        if not KNOWN.fullmatch(name):
+            raise JobError(f"{name!r} is not a file of a job; not adopted")
+        if any(each.is_symlink() for each in (path, *path.parents[: name.count("/")])):
+            raise JobError(f"{name} is a symbolic link, or behind one; not adopted")
+        if path.is_file():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)  # without its mode, by which others could run it as we
+            os.utime(copy, ns=(path.stat().st_mtime_ns,) * 2)
+        if not copy.is_file() or sha256(copy) != digest:
+            raise JobError(f"{name} is missing or was changed since it was published; not adopted")
+    return list(listed)
+
+
+CONTROL = re.compile(r"\\(?:u00[0189]|u007f|[bfr])")
+"""A character in JSON that moves a terminal's cursor, or that a terminal obeys."""
+
+
+def _check_attempt(path: Path) -> None:
+    """Raise JobError unless an attempt finished, its files can be read without running code, and
+    the job is what its settings say, according to today's settings.py."""
+    attempt = Recorded(path)
+    try:
+        if attempts.status_of(path) != "finished":
+            raise JobError("it has not finished")
+        records = [attempt.lines, *map(read_json, path.glob("*.json"))]
+        if CONTROL.search(json.dumps(records).replace("\\\\", "")):
+            raise JobError("its records have control characters in them")
+        script = identity.read(attempt.about["script"])
+        settings = identity.restore(script.settings, attempt.about["settings"])
+        if identity.job_id(settings, script.name) != attempt.job:
+            raise JobError("with today's settings.py, it is another job")
+        inventory.on_disk(path, None)
+        if (outputs := path / layout.PREDICTIONS).exists():
+            with ZipFile(outputs) as packed:
+                unpacked = sum(each.file_size for each in packed.infolist())
+            if unpacked > max(SMALL, UNPACKED * outputs.stat().st_size):
+                raise JobError(f"{outputs.name} holds far more than its size allows")
+        compare_outputs(path, path)
+    except Exception as error:  # whatever comes of strange records
+        raise JobError(f"job {attempt.job} cannot be adopted: {cause(error)}") from error
+
+
+def _move(source: Path, target: Path) -> bool:
+    """Move a file, or the folder of an attempt, unless it is there; return whether it was not."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        return False
+    source.rename(target)
+    return True

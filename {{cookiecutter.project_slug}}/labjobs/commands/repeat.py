@@ -29,11 +29,8 @@ def repeat_jobs(project: Project, given: argparse.Namespace) -> int:
 
     Raises SettingsError if a job or a figure does not exist.
     """
-    return _all(named(project, given.what), _repeat, given)
-
-
-def _repeat(job: Job, folder: Path) -> Repeated:
-    return repeated(finished(job), folder)
+    every = named(project, given.what)
+    return _all(every, lambda job, folder: repeated(finished(job), folder), given)
 
 
 def finished(job: Job) -> Recorded:
@@ -45,9 +42,6 @@ def finished(job: Job) -> Recorded:
     present = [path for path in ended if job.folder and path == job.folder.path]
     return Recorded([*ended, *present][-1])
 
-
-USUAL = "3"
-"""How many jobs are audited by default."""
 
 COUNT = re.compile("[0-9]{1,3}")
 """A number of jobs; the beginning of an id that is a number needs more digits."""

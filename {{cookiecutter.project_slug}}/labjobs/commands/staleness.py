@@ -6,6 +6,7 @@ import ast
 import difflib
 import re
 import textwrap
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,9 +28,6 @@ from labjobs.job.terminal import counted, leave
 from labjobs.privacy import scrub
 from labjobs.tracking import mlflow_store
 
-NAMED = 4
-"""The largest number of jobs that a line names."""
-
 
 @dataclass
 class Change:
@@ -48,27 +46,26 @@ class Change:
     """One diff for each version of the definition with which one of these jobs ran."""
 
 
-def print_stale(project: Project, diff: bool, as_json: bool) -> int:
-    """Print what makes jobs stale, the changes that concern most of them first; returns 0."""
+def print_stale(project: Project, given: Namespace) -> None:
+    """Print what makes jobs stale, the changes that concern most of them first."""
     jobs = project.all()
     found = _all_changes(project, jobs)
-    if as_json:
+    if given.json:
         rows = [
             {"definition": each.name or None, "change": each.what, "stale": each.stale}
             | {"jobs": each.jobs}
-            | ({"diffs": each.diffs} if diff else {})
+            | ({"diffs": each.diffs} if given.diff else {})
             for each in found
         ]
         print(json_of(rows))
-        return exit_status.DONE
+        return
     if not any(each.stale for each in found):
         print(f"none of {len(jobs)} jobs is stale" if jobs else "there are no jobs yet")
     for each in found:
         of = f"{len(each.jobs)} of {counted(len(jobs), 'job')}"
-        print(f"{each.name} {each.what}: {of} ({few(each.jobs, NAMED)})".lstrip())
-        if diff:
+        print(f"{each.name} {each.what}: {of} ({few(each.jobs, 4)})".lstrip())
+        if given.diff:
             print("".join(f"\n{text}\n" for text in each.diffs), end="")
-    return exit_status.DONE
 
 
 def _all_changes(project: Project, jobs: list[Job]) -> list[Change]:
@@ -124,10 +121,11 @@ def as_diff(before: str, after: str, title: str, other: str) -> str:
 # `python jobs.py why JOB DEFINITION`: how a job's code reaches a definition.
 
 
-def print_why(job: Job, definition: str, as_json: bool) -> int:
+def print_why(project: Project, given: Namespace) -> int:
     """Print the chain from a definition to where the job begins; returns the exit status: 1 if the
     job's results do not depend on it. Something inside a definition, such as a method, belongs to
     that definition; a name without its module is allowed."""
+    job, definition = project.one(given.job), given.definition
     if job.folder is None:
         raise SettingsError(f"job {job.id}: {job.problem}")
     code = job.folder.code
@@ -142,7 +140,7 @@ def print_why(job: Job, definition: str, as_json: bool) -> int:
             found += ".py"
     parts = code.why(named[found]).split(" <- ") if found else []
     chain = [code_evidence.in_python(part) for part in parts]
-    if as_json:
+    if given.json:
         print(json_of({"job": job.id, "definition": definition, "chain": chain}))
     elif chain:
         print(" <- ".join(chain))
@@ -157,13 +155,13 @@ def print_why(job: Job, definition: str, as_json: bool) -> int:
 # `accept`: makes stale jobs count again if the present code would give the same results.
 
 
-def accept(project: Project, because: str, verify: bool) -> int:
+def accept(project: Project, given: Namespace) -> int:
     """Accept that the changes in the code of stale jobs do not change results; return the exit
-    status. With `verify`, one job is replayed first of all with the same changes and the same
+    status. With --verify, one job is replayed first of all with the same changes and the same
     values of the settings that these read. Changes that give different bits are not accepted, and
     the status is 1. Raises SettingsError without a reason.
     """
-    if not because.strip():
+    if not given.because.strip():
         raise SettingsError("--because: say why results do not change")
     stale = [job for job in project.all() if job.state(project.view).word == "stale"]
     changes = {job.id: _own_changes(job.folder) for job in stale}
@@ -176,12 +174,12 @@ def accept(project: Project, because: str, verify: bool) -> int:
     if unknown:
         why = "the data has changed, or it is not known what has"
         leave(exit_status.FAILED, f"{counted(unknown, 'job')} left out: {why}")
-    proofs = _proofs([*known.values()], verify)
+    proofs = _proofs([*known.values()], given.verify)
     proof = {name: proofs[_codes(job)] for name, job in known.items()}
     accepted = [
         name
         for name in attempts.inputs_first({name: job.settings for name, job in known.items()})
-        if "" not in proof[name].values() and _accept(known[name], because, proof[name])
+        if "" not in proof[name].values() and _accept(known[name], given.because, proof[name])
     ]
     for part in sorted({part for job in accepted for part in own[job]}):
         of = [job for job in accepted if part in own[job]]

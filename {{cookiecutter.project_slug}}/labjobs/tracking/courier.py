@@ -16,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labjobs import exit_status, fork_server, layout, locks
 from labjobs.errors import JobError, cause
@@ -30,6 +31,9 @@ from labjobs.tracking import copies, costs, mlflow_client
 from labjobs.tracking.costs import Meter
 from labjobs.tracking.mlflow_client import prepare, reason
 from labjobs.tracking.mlflow_store import AT_THE_END, Elsewhere, Line, Run
+
+if TYPE_CHECKING:
+    from labjobs.tracking.stored_jobs import Known
 
 # The job's side: it starts the process, gives it its work and receives the outcome.
 
@@ -298,17 +302,22 @@ def delivered(folder: Path) -> bool:
 # `python jobs.py sync`: send the results of jobs on this disk that are missing there.
 
 
-def sync(
-    runs_root: Path,
-    stored: Callable[[Path], bool] = lambda attempt: True,
-    changed: Callable[[Path], bool] = lambda attempt: False,
-) -> int:
-    """Send the missing results of every job that is not running; return the exit status. `stored`
-    says whether the store still has an attempt that was sent, `changed` whether its run has other
-    points or tags than its journal."""
+def sync(runs_root: Path, known: "Known | None" = None) -> int:
+    """Send the missing results of every job that is not running; return the exit status. If it is
+    `known` what the store has, it is compared with the journals, whatever was sent before: it may
+    be another store by now, a backup, or someone has changed it."""
+    if known and known.problem:
+        line = f"{known.problem}; python jobs.py sync sends what is left"
+        return leave(exit_status.NOT_UPLOADED, line)
+
+    def changed(attempt: Path) -> bool:
+        return bool(known and known.changed(attempt))
+
+    def missing(attempt: Path) -> bool:
+        return not delivered(attempt) or bool(known and not known.holds(attempt))
+
     folders = [file.parent for file in sorted(runs_root.glob(f"*/*/{layout.JOURNAL}"))]
-    sound = {each for each in folders if delivered(each) and stored(each) and not changed(each)}
-    left = [folder for folder in folders if folder not in sound]
+    left = [folder for folder in folders if missing(folder) or changed(folder)]
     left = [folder for folder in left if not locks.held(folder / layout.LOCK)]
     sent = 0
     for folder in left:

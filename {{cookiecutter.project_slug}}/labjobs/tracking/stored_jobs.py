@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from labjobs import exit_status, layout
 from labjobs.cli.flags import as_text
-from labjobs.errors import SettingsError
+from labjobs.errors import JobError, SettingsError
 from labjobs.files import CODE, PROJECT, read_record
 from labjobs.job import attempts, code_evidence, data_evidence, identity
 from labjobs.job.attempts import Evidence
@@ -111,43 +111,33 @@ def _job(run: str, status: str, started: int, ended: int | None, tags: dict[str,
 def jobs(experiment: str) -> list[StoredJob]:
     """Return the attempts at jobs that finished or diverged, by job id; of several runs with the
     same job id and code, a finished one, or the last to end."""
-    over = _complete([job for job in _every(experiment) if job["state"] in OVER])
+    over = [job for job in every(experiment) if job["state"] in OVER]
     over.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
     return list({(job["job_id"], job["tags"].get("code")): job for job in over}.values())
 
 
-def every(experiment: str) -> list[StoredJob]:
-    """Return all attempts at all jobs, whatever became of them."""
-    return _complete(_every(experiment))
-
-
 def unfinished(experiment: str) -> list[StoredJob]:
     """Return the newest attempt at each job that is not over with any code, by job id."""
-    every = sorted(_every(experiment), key=lambda job: (job["job_id"], job["started"]))
-    over = {job["job_id"] for job in every if job["state"] in OVER}
-    newest = {job["job_id"]: job for job in every if job["job_id"] not in over}
-    return _complete([*newest.values()])
+    found = sorted(every(experiment), key=lambda job: (job["job_id"], job["started"]))
+    over = {job["job_id"] for job in found if job["state"] in OVER}
+    return [*{job["job_id"]: job for job in found if job["job_id"] not in over}.values()]
 
 
-def _every(experiment: str, query: str = TAGS) -> list[StoredJob]:
-    """The runs of all jobs; from a database with some tags, but without params and metrics."""
-    path = sqlite_path()
-    return _by_sql(path, experiment, query) if path else _by_client(experiment)
-
-
-def _complete(found: list[StoredJob]) -> list[StoredJob]:
-    """The same, with the params and metrics that a database has of them."""
-    if path := sqlite_path():
-        by_run = {job["run_id"]: job for job in found}
-        runs = json.dumps(list(by_run))
-        for run, key, value in select(path, PARAMS, runs=runs):
-            by_run[run]["params"][key] = value
-        for run, key, value in select(path, METRICS, runs=runs):
-            by_run[run]["metrics"][key] = _number(value)
-    return found
+def every(experiment: str) -> list[StoredJob]:
+    """Return all attempts at all jobs, whatever became of them."""
+    if not (path := sqlite_path()):
+        return _by_client(experiment)
+    found = {job["run_id"]: job for job in _by_sql(path, experiment, TAGS)}
+    runs = json.dumps([*found])
+    for run, key, value in select(path, PARAMS, runs=runs):
+        found[run]["params"][key] = value
+    for run, key, value in select(path, METRICS, runs=runs):
+        found[run]["metrics"][key] = _number(value)
+    return [*found.values()]
 
 
 def _by_sql(path: Path, experiment: str, query: str) -> list[StoredJob]:
+    """The runs of all jobs with these tags, without params and metrics."""
     runs = select(path, RUNS, experiment=experiment)
     tags: dict[str, dict[str, str]] = {run: {} for run, *_ in runs}
     for run, key, value in select(path, query, runs=json.dumps(list(tags))):
@@ -241,12 +231,15 @@ class Known:
 
     def changed(self, attempt: Path) -> bool:
         """Return whether the run of an attempt has other points, tags or params than its journal
-        and its settings: the store was set back, or somebody has changed it. Raises
-        ConnectionError, JobError, OSError."""
+        and its settings: the store was set back, or somebody has changed it. A journal that is
+        damaged counts as other: sending it says so. Raises ConnectionError."""
         sent = str(read_record(attempt / layout.SENT).get("run", ""))
         if sent not in {run["run_id"] for run in self.runs.get(attempt.parent.name, [])}:
             return False  # another run stands for it, or `holds` says that there is none
-        copy = copies.Copy(attempt)
+        try:
+            copy = copies.Copy(attempt)
+        except (JobError, OSError):
+            return True
         points = [(*p[:3], repr(_number(float(p[3])))) for p in copy.points()]
         points.sort(key=lambda point: point[1:3])
         wanted = {
