@@ -37,6 +37,7 @@ PAGES = {
     "drawing-server": ("drawing.py", "--server"),
     "fingerprint": ("fingerprint.py",),
     "refactor": ("refactor.py",),
+    "many-jobs": ("many_jobs.py",),
     "finding": ("finding.py",),
     "finding-speeds": ("finding.py", "--speeds"),
     "custom-kernels": ("custom_kernels.py",),
