@@ -41,6 +41,7 @@ INSTALLED = ".installed"
 
 # In the project's folder
 ACCEPTED = "accepted.jsonl"
+TRIES = "tries.jsonl"
 SWEEPS = ".sweeps"
 SEARCHES = "searches"  # what `propose` of run.sh has proposed
 CACHE = ".cache"

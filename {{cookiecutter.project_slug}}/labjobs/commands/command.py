@@ -58,6 +58,7 @@ RUNS_ROOT = argument(
 )
 CONDITIONS = "print only jobs with such settings: --where 'lr>1e-3' --where state=finished"
 SIDE = "a job, an attempt of one, such as 1872aa/1f0a, or a group of jobs: lr=1e-3,model=mlp"
+AGAINST = "finished jobs: one and its repeats, its attempts with one code, or a group: lr=1e-3"
 FIND = JSON | argument("--force", "measure again, even if there are results", action="store_true")
 
 COMMANDS = {
@@ -106,6 +107,14 @@ COMMANDS = {
         argument("--because", "the reason", metavar="REASON", required=True)
         | argument("--verify", "first replay a job for each change", action="store_true"),
         "staleness.accept",
+    ),
+    "try": Command(
+        "run repeats until it is clear whether changed code, or flags after --, are better",
+        argument("--against", AGAINST, metavar="JOB|GROUP", required=True)
+        | argument("--metric", "validation result to compare", metavar="METRIC", required=True)
+        | number("--at-most", "how many repeats to run (default: one for each of those jobs)")
+        | JSON,
+        "gate.judge",
     ),
     "export-model": Command(
         "write a job's network into a folder, for use without the project, and check its outputs",
@@ -274,8 +283,8 @@ def jobs_command() -> int:
 def _read(words: list[str]) -> argparse.Namespace:
     """Return the arguments on the command line; `words` are the flags of a job, which follow `--`.
     Raises SettingsError if they are wrong."""
-    finds = words[:1] == ["find"]
-    cut = words.index("--") if finds and "--" in words else len(words)
+    runs = words[:1] in (["find"], ["try"])
+    cut = words.index("--") if runs and "--" in words else len(words)
     words, flags = words[:cut], words[cut + 1 :]
     parser = Parser(prog="jobs.py", usage="python jobs.py COMMAND …", allow_abbrev=False)
     parser.add_argument(
@@ -305,7 +314,7 @@ def _read(words: list[str]) -> argparse.Namespace:
     given, unknown = parser.parse_known_args(words)
     if unknown:
         wrong = unknown_flag(unknown[0], [*COMMANDS[given.command].takes, *RUNS_ROOT])
-        if finds:
+        if runs:
             wrong += f"; the job's own flags follow --, as in {given.command} -- --lr 0.01"
         raise SettingsError(wrong)
     given.words = flags

@@ -122,20 +122,22 @@ class Project:
         settings: Mapping[str, Any],
         also: tuple[str, ...] = (),
         inputs: Mapping[str, str] = MappingProxyType({}),
+        without: Sequence[str] = (),
     ) -> Fingerprint:
         """Return the fingerprint of the job with these settings, as plain values by their names.
 
         They are all settings in its identity; settings that were added later have their neutral
         values. `also` are further definitions to include, such as "models:block". `inputs` are the
-        digests of the jobs that this one is derived from, by their ids.
+        digests of the jobs that this one is derived from, by their ids. It is `without` some parts,
+        and what only these use, if only the rest is of interest.
         """
         # Two jobs have the same fingerprint if they have the same values of the settings that
         # conditions ask for, and of those that may be keys of registries or names of files.
         asked = [repr(settings.get(name, KeyError)) for name in self.code.values.conditions]
         words = [f"{name}={value}" for name, value in settings.items() if self._is_word(value)]
-        key = (*asked, *sorted(words)), frozenset(settings), also, tuple(inputs.items())
+        key = (*asked, *sorted(words)), frozenset(settings), also, tuple(inputs.items()), *without
         if key not in self._known:
-            self._known[key] = self._find(settings, also, inputs)
+            self._known[key] = self._find(settings, also, inputs, without)
         return self._known[key]
 
     def _is_word(self, value: object) -> bool:
@@ -145,9 +147,13 @@ class Project:
         return isinstance(value, list | tuple) and bool(value)
 
     def _find(
-        self, settings: Mapping[str, Any], also: tuple[str, ...], inputs: Mapping[str, str]
+        self,
+        settings: Mapping[str, Any],
+        also: tuple[str, ...],
+        inputs: Mapping[str, str],
+        without: Sequence[str],
     ) -> Fingerprint:
-        closure = Closure(self, settings)
+        closure = Closure(self, settings, without)
         closure.find(also)
         for job, code in inputs.items():
             closure.put(f"input:{job}", code, partial("code {}".format, code), "")
@@ -277,8 +283,10 @@ class Closure:
     `lines` has the lines of each module that are in a part, counted from 0.
     """
 
-    def __init__(self, project: Project, settings: Mapping[str, Any]) -> None:
-        self._project, self._symbols = project, project.symbols
+    def __init__(
+        self, project: Project, settings: Mapping[str, Any], without: Sequence[str] = ()
+    ) -> None:
+        self._project, self._symbols, self._without = project, project.symbols, without
         self._registries, self._folder = project.code.registries, project.symbols.folder
         self._settings = settings
         self._words = {word for value in settings.values() for word in _words(value)}
@@ -325,7 +333,7 @@ class Closure:
 
     def _take(self, part: str, pieces: Sequence[Piece], by: str) -> None:
         """Take a part that stands in some places, and note what it uses."""
-        if part in self.parts:
+        if part in self.parts or part in self._without:
             return
         written = [self._project.written(*piece, self._settings) for piece in pieces]
         text = "\n".join(each.text for each in written)

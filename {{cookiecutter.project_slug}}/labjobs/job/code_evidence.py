@@ -100,10 +100,12 @@ def _project(script: str) -> Project:
     return Project(CODE, script)
 
 
-def present(settings: Any, script: str, inputs: Mapping[str, str]) -> Fingerprint:
+def present(
+    settings: Any, script: str, inputs: Mapping[str, str], without: Sequence[str] = ()
+) -> Fingerprint:
     """Return the fingerprint of the present code, for a job with these settings; `inputs` are the
-    digests of the jobs that it is derived from, by their ids."""
-    return _project(script).fingerprint(identity(settings), inputs=inputs)
+    digests of the jobs that it is derived from, by their ids. `without` is as in Project."""
+    return _project(script).fingerprint(identity(settings), inputs=inputs, without=without)
 
 
 def fits(digest: str, code: Fingerprint) -> bool:

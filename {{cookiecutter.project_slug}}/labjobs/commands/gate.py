@@ -1,0 +1,333 @@
+"""`try`: is what is tried here, changed code, other settings or both, better than finished jobs?
+
+Repeats run one after another, each with the seed and the fold of one of these jobs, until a test
+can tell. The test may look after every repeat: of tries that change nothing, it calls at most 5%
+better or worse, whenever one stops. What results are measured with must be the same: the data, the
+validation examples, and all code but train(), the network and what only these use.
+"""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+from zipfile import ZipFile
+
+from labjobs import exit_status, layout
+from labjobs.cli.flags import option
+from labjobs.cli.parser import parse
+from labjobs.commands import inventory
+from labjobs.commands.inventory import Job, Project
+from labjobs.commands.replay import Recorded
+from labjobs.errors import JobError, SettingsError, did_you_mean, few
+from labjobs.files import CODE, PROJECT, json_of, write_text
+from labjobs.job import attempts, code_evidence, data_evidence, identity, journal
+from labjobs.job.folder import JobFolder
+from labjobs.job.runtime import Runtime
+from labjobs.job.terminal import counted
+from labjobs.results.style import number
+from labjobs.settings import roles
+
+NEEDED = 20.0
+"""The evidence at which a try is decided: 1 / 0.05."""
+
+TRIED = ("train", "models:make")
+"""Where the way to what is tried begins: in the script, and in models.py."""
+
+MOST = 3
+"""The largest number of definitions or jobs that a line names."""
+
+
+@dataclass
+class Try:
+    """A line of `tries.jsonl`: what was tried, against which code, and the answer."""
+
+    jobs: list[str]
+    """Those that it was compared with."""
+
+    against: str
+    """The digest of their code."""
+
+    code: str
+    flags: list[str]
+    metric: str
+    answer: str = "undecided"
+    evidence: float = 1.0
+    differences: Sequence[float] = ()
+    """What each repeat has, minus what the job with the same seed has."""
+
+    why: str = ""
+    conditions: Sequence[str] = ()
+    """What else differs and can change bits: the device, the number format."""
+
+    on: str = ""
+    schema: int = 1
+
+    def is_of(self, other: "Try") -> bool:
+        """Return whether it is the same try, perhaps with other repeats."""
+        names = "against", "code", "flags", "metric"
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
+
+class Repeat(NamedTuple):
+    """A job that is compared with another one, and the words that run it."""
+
+    job: JobFolder[Any]
+    words: list[str]
+
+
+def judge(project: Project, given: Namespace) -> int:
+    """Run the repeats, print the answer, and note it in `tries.jsonl`; return 0 if it is `better`.
+
+    Raises SettingsError for jobs, flags or a metric with which nothing can be compared, JobError
+    if a repeat does not finish.
+    """
+    if given.at_most is not None and given.at_most < 1:
+        raise SettingsError(f"--at-most {given.at_most}: must be at least 1")
+    group, begins = _group(project, given.against)
+    tried = {job.id: _tried(job, given.words) for job in group}
+    known = _known()
+    base = _base(group, tried, begins, known)
+    first, attempt = base[0]
+    key, sign = _metric(given.metric, first, attempt)
+    code = tried[first.id].job.code.digest
+    names = [job.id for job, _ in base]
+    found = Try(names, code_evidence.digest(attempt), code, given.words, key)
+    if not given.json:
+        of = counted(len(base), "job")
+        print(f"against {of} ({few(names, MOST)}) of code {attempts.name(found.against)}")
+    if changed := _changed_measure(first, attempt, tried[first.id].job):
+        found.answer, found.why = "the measure changed", few(changed, MOST)
+    else:
+        _run(found, base, tried, sign, given)
+    known = [each for each in known if not each.is_of(found)]
+    _note([*known, found])
+    _print(found, len(known) + 1, given.json)
+    return exit_status.DONE if found.answer == "better" else exit_status.FAILED
+
+
+def _run(
+    found: Try,
+    base: Sequence[tuple[Job, Path]],
+    tried: Mapping[str, Repeat],
+    sign: int,
+    given: Namespace,
+) -> None:
+    """Run repeats until the evidence is enough."""
+    for job, before in base[: given.at_most]:
+        after = _finished(tried[job.id])
+        if not after:
+            found.answer, found.why = "worse", f"job {tried[job.id].job.id} diverged"
+            return
+        if _validation(before) != _validation(after):
+            found.answer, found.why = "the measure changed", "other validation examples"
+            return
+        was, now = (_results(path).get(found.metric, math.nan) for path in (before, after))
+        found.differences = [*found.differences, now - was]
+        found.conditions = sorted({*found.conditions, *_conditions(before, after)})
+        found.evidence = evidence(found.differences)
+        if not given.json:
+            this = tried[job.id].job.id
+            print(f"{job.id}: {number(was, 4)} | {this}: {number(now, 4)}", flush=True)
+        if found.evidence >= NEEDED:
+            found.answer = "better" if sign * sum(found.differences) > 0 else "worse"
+            return
+
+
+def evidence(differences: Sequence[float]) -> float:
+    """Return the evidence that the mean of these differences is not 0: by how much a bet on that
+    would have multiplied its stake. If the mean is 0 and the differences are normal, it reaches 20
+    in at most one series of 20, however long they go on.
+
+    The likelihood of the t statistic if the mean, in standard deviations, is normal with variance
+    1, as a ratio to that if it is 0 (Pérez-Ortiz, Lardy, de Heide, Grünwald: E-statistics, group
+    invariance and anytime-valid testing, Annals of Statistics 52, 2024).
+    """
+    count = len(differences)
+    squares = sum(each**2 for each in differences)
+    explained = sum(differences) ** 2 / (count + 1) / squares if squares else 0.0
+    return float((1 + count) ** -0.5 * (1 - explained) ** (-count / 2))
+
+
+# What is compared.
+
+
+def _group(project: Project, given: str) -> tuple[list[Job], str]:
+    """The jobs that are meant, which differ in nothing but repeats, and how the name of their
+    attempts begins. Raises SettingsError."""
+    prefix, _, begins = given.partition("/")
+    jobs = {job.id: job for job in project.all() if job.folder}
+    if re.search("[=<>]", given):
+        rows = [{"id": job.id, "state": "", "settings": job.plain} for job in jobs.values()]
+        for condition in re.split(r",(?=[\w-]+\s*[!<>=])", given):
+            rows = inventory.selected(condition, rows)
+        chosen, begins = [jobs[str(row["id"])] for row in rows], ""
+    else:
+        named = project.one(prefix)
+        if not named.folder:
+            raise SettingsError(f"--against {given}: {named.problem}")
+        chosen = [job for job in jobs.values() if _method(job) == _method(named)]
+    if not chosen:
+        raise SettingsError(f"--against {given}: no job here has such settings")
+    ways = [dict(_method(job)) for job in chosen]
+    if differ := [option(name) for name in ways[0] if any(w[name] != ways[0][name] for w in ways)]:
+        line = f"these jobs differ in {', '.join(differ)}; name jobs that differ in repeats alone"
+        raise SettingsError(f"--against {given}: {line}")
+    return sorted(chosen, key=lambda job: repr([job.plain[name] for name in _repeats(job)])), begins
+
+
+def _repeats(job: Job) -> list[str]:
+    kinds = roles(identity.read(job.script).settings)
+    return [name for name in job.plain if kinds.get(name) == "repeat"]
+
+
+def _method(job: Job) -> list[tuple[str, Any]]:
+    repeats = _repeats(job)
+    settings = [(name, value) for name, value in job.plain.items() if name not in repeats]
+    return [("script", job.script), *settings]
+
+
+def _tried(job: Job, words: list[str]) -> Repeat:
+    """The repeat that is compared with a job: its settings, with flags on top. Raises
+    SettingsError."""
+    assert job.folder
+    script = identity.read(job.script)
+    own = {word.split("=")[0] for word in words}
+    kept = [
+        f"{option(name)}={text}"
+        for name, text in identity.changed(job.folder.settings).items()
+        if option(name) not in own
+    ]
+    words = [*kept, *words]
+    settings, runtime = parse(script.settings, Runtime, words)
+    kinds, now = roles(script.settings), identity.identity(settings)
+    for name, value in job.plain.items():
+        if kinds.get(name, "method") != "method" and now[name] != value:
+            line = "is that of the jobs of --against, so that results can be compared"
+            raise SettingsError(f"{option(name)}: {line}")
+    return Repeat(JobFolder(settings, runtime, script.metrics, job.script), words)
+
+
+def _base(
+    jobs: list[Job], tried: Mapping[str, Repeat], begins: str, known: Sequence[Try]
+) -> list[tuple[Job, Path]]:
+    """The jobs to compare with, and their attempts: finished, with the code that ran last, but for
+    code that was tried and was not better. Raises SettingsError if there are none."""
+    rejected = {each.code for each in known if each.answer != "better" and not each.flags}
+    found: dict[str, list[tuple[Job, Path]]] = {}
+    itself = False
+    for job in jobs:
+        for path in job.attempts:
+            digest = code_evidence.digest(path)
+            if attempts.status_of(path) != "finished" or not path.name.startswith(begins):
+                continue
+            repeat = tried[job.id].job
+            if repeat.id == job.id and code_evidence.fits(digest, repeat.code):
+                itself = True
+            elif begins or digest not in rejected:
+                found.setdefault(digest, []).append((job, path))
+    if not found and itself:
+        raise SettingsError("nothing is tried: code and settings are those of these jobs")
+    if not found:
+        raise SettingsError("none of these jobs has finished; run them first")
+    return max(found.values(), key=lambda each: max(inventory.last_logged(p) for _, p in each))
+
+
+def _metric(given: str, job: Job, attempt: Path) -> tuple[str, int]:
+    """The validation result that is meant, and 1 if higher is better, else -1. Raises
+    SettingsError."""
+    declared = identity.read(job.script).metrics
+    results = [key for key in _results(attempt) if key.startswith("best_val_")]
+    names = [key.removeprefix("best_val_") for key in results]
+    name = given.removeprefix("best_").removeprefix("val_")
+    if name not in names:
+        hint = did_you_mean(name, names)
+        raise SettingsError(f"--metric {given}: job {job.id} has no such validation result; {hint}")
+    if name not in declared:
+        raise SettingsError(f"--metric {given}: METRICS does not say whether lower is better")
+    return f"best_val_{name}", 1 if declared[name].better == "higher" else -1
+
+
+def _results(attempt: Path) -> dict[str, float]:
+    return dict(inventory.on_disk(attempt, None)["metrics"])
+
+
+def _changed_measure(job: Job, before: Path, tried: JobFolder[Any]) -> list[str]:
+    """The definitions and files that results are measured with and that are not as they were."""
+    then = code_evidence.parts(before)
+    if not then:
+        return ["the code of the other jobs was not recorded"]
+    left_out = [f"{job.script}:{TRIED[0]}", *TRIED[1:]]
+    now = code_evidence.present(tried.settings, job.script, {}, left_out).parts
+    changed = [part for part, digest in now.items() if then.get(part, {}).get("hash") != digest]
+    data, _ = data_evidence.compare(before, tried.places)
+    return [*map(code_evidence.in_python, changed), *([data] if data else [])]
+
+
+def _finished(repeat: Repeat) -> Path | None:
+    """Run a repeat, and return its attempt; None if it has diverged. Raises JobError if it has not
+    finished."""
+    job = repeat.job
+    over = ["--force"] if job.latest and not job.begun else []  # other code has results, too
+    command = [sys.executable, f"{job.script}.py", *repeat.words, *over, "--quiet"]
+    status = subprocess.run(command, cwd=PROJECT, stdout=sys.stderr).returncode
+    if path := attempts.finished_at(job.id, job.runs_root):
+        return path
+    if attempts.status_of(job.path) == "diverged":
+        return None
+    raise JobError(f"job {job.id} did not finish (exit status {status}); nothing can be said yet")
+
+
+def _conditions(before: Path, after: Path) -> list[str]:
+    was, now = (Recorded(path).conditions for path in (before, after))
+    return [f"{name} {was[name]} | {now[name]}" for name in was if was[name] != now[name]]
+
+
+def _validation(attempt: Path) -> bytes:
+    """Which examples an attempt was validated on, as bytes."""
+    kept = journal.record_of(attempt, layout.SPLIT).get("split")
+    if not kept:
+        return b""
+    with ZipFile(attempt.parent.parent / kept) as arrays:
+        return arrays.read("val.npy") if "val.npy" in arrays.namelist() else b""
+
+
+# The tries of the project, in a file to be committed.
+
+
+def _known() -> list[Try]:
+    file = CODE / layout.TRIES
+    try:
+        lines = file.read_text("utf-8").splitlines() if file.exists() else []
+        return [Try(**json.loads(line)) for line in lines]
+    except (OSError, ValueError, TypeError) as error:
+        raise SettingsError(
+            f"{layout.TRIES}: cannot be read; restore it from version control"
+        ) from error
+
+
+def _note(tries: Sequence[Try]) -> None:
+    tries[-1].on = datetime.now(UTC).date().isoformat()
+    lines = (f"{json.dumps(asdict(each))}\n" for each in tries)
+    write_text(CODE / layout.TRIES, "".join(lines))
+
+
+def _print(found: Try, which: int, as_json: bool) -> None:
+    if as_json:
+        print(json_of(asdict(found) | {"needed": NEEDED, "try": which}))
+        return
+    said = found.why
+    if found.differences and not said:
+        mean = number(fmean(found.differences))
+        repeats = counted(len(found.differences), "repeat")
+        said = f"{found.metric} differs by {mean}, the mean of {repeats}; "
+        said += f"evidence {number(found.evidence)} of the {NEEDED:g} that are needed"
+    print("; ".join([f"{found.answer}: {said}", *found.conditions]))
+    print(f"try {which} of this project; 1 in {NEEDED:g} that change nothing is called different")
