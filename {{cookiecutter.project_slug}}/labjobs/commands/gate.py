@@ -123,8 +123,8 @@ def _run(
     """Run repeats until the evidence is enough."""
     for job, before in base[: given.at_most]:
         after = _finished(tried[job.id])
-        if not after:
-            found.answer, found.why = "worse", f"job {tried[job.id].job.id} diverged"
+        if not after:  # how often that would happen, one seed cannot tell
+            found.why = f"job {tried[job.id].job.id} diverged, and {job.id}, with its seed, did not"
             return
         if _validation(before) != _validation(after):
             found.answer, found.why = "the measure changed", "other validation examples"
@@ -220,7 +220,8 @@ def _base(
 ) -> list[tuple[Job, Path]]:
     """The jobs to compare with, and their attempts: finished, with the code that ran last, but for
     code that was tried and was not better. Raises SettingsError if there are none."""
-    rejected = {each.code for each in known if each.answer != "better" and not each.flags}
+    in_vain = ("worse", "undecided")
+    rejected = {each.code for each in known if each.answer in in_vain and not each.flags}
     found: dict[str, list[tuple[Job, Path]]] = {}
     itself = False
     for job in jobs:
