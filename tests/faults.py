@@ -15,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
+import pytest
 import torch
 import warm
 from bits import plain
@@ -45,6 +46,15 @@ UNSET = ("MLFLOW", "CUDA", "PYTEST", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECOD
 
 OFTEN = ("--checkpoint-minutes", "0.0001")
 """The flags of a job that makes a checkpoint after each step."""
+
+
+LIKE_OTHERS = (pytest.mark.full, pytest.mark.alike)
+"""Marks of what is like other tests: `bash test.sh --all` has it, .ci/run has not."""
+
+
+def some(values: Iterable[Any], *first: Any) -> list[Any]:
+    """Return values as parameters of a test; those that are not among the first are alike."""
+    return [value if value in first else pytest.param(value, marks=LIKE_OTHERS) for value in values]
 
 
 class Project:

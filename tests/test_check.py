@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from faults import one_line, silent, succeeded
+from faults import LIKE_OTHERS, one_line, silent, succeeded
 from planted import MISTAKES
 from test_examples import EXAMPLES
 
@@ -49,10 +49,12 @@ NO_VALIDATION = "--val-fraction 0 --monitor none --steps 500 --loader workers"
         ("classification", ""),
         pytest.param("classification", ALL_ON, marks=pytest.mark.full),
         pytest.param("classification", NO_VALIDATION, marks=pytest.mark.full),
+        pytest.param("language", "", marks=pytest.mark.full),
+        pytest.param("graphs", "", marks=pytest.mark.full),
         *(
-            pytest.param(example, "", marks=pytest.mark.full)
+            pytest.param(example, "", marks=LIKE_OTHERS)
             for example in EXAMPLES
-            if example != "plain"
+            if example not in ("plain", "language", "graphs")
         ),
     ],
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import Project, ended, job_of, one_line, silent, succeeded, wait_until
+from faults import LIKE_OTHERS, Project, ended, job_of, one_line, silent, succeeded, wait_until
 
 KEEP = """
 import sys
@@ -108,7 +108,7 @@ SEGMENTATION = ("--epochs", "1", "--batch-size", "128", "--model", "fcn")
     ("example", "flags"),
     [
         ("regression", ("--epochs", "1")),
-        pytest.param("segmentation", SEGMENTATION, marks=pytest.mark.full),
+        pytest.param("segmentation", SEGMENTATION, marks=LIKE_OTHERS),
         pytest.param("graphs", GRAPHS, marks=pytest.mark.full),
     ],
 )

@@ -15,6 +15,7 @@ import odd_grids
 import pytest
 import recomputed
 import stored
+from faults import some
 from labjobs import layout
 from labjobs.files import record
 from labjobs.results import figure_files, style
@@ -408,7 +409,9 @@ def test_captions_count_what_was_audited_and_what_confirms(draw, store, tmp_path
     assert "Audited: 2 of 3 jobs; 1 of these gave" in (drawn.folder / "main.md").read_text()
 
 
-@pytest.mark.parametrize("declared", [{}, {"scale": "log"}, {"unit": 1e-6, "target": 5e-6}])
+@pytest.mark.parametrize(
+    "declared", some([{}, {"scale": "log"}, {"unit": 1e-6, "target": 5e-6}], {})
+)
 def test_a_regression(draw, store, declared):
     experiment = f"regression {declared}"
     store.regressions(experiment, **declared)

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from faults import Project, one_line, succeeded
+from faults import LIKE_OTHERS, Project, one_line, succeeded
 from labjobs.commands.gate import NEEDED, evidence
 from test_refactors import JOBS
 
@@ -146,15 +146,12 @@ def tried(project: Project, *words: str, against: str = "lr=1", metric: str = "l
     return found
 
 
-ALIKE = pytest.mark.full, pytest.mark.alike
-
-
 @pytest.mark.parametrize(
     ("lr", "metric", "answer", "repeats"),
     [
         ("0.9", "loss", "better", 5),
-        pytest.param("0.9", "accuracy", "better", 5, marks=ALIKE),
-        pytest.param("1.1", "best_val_loss", "worse", 5, marks=ALIKE),
+        pytest.param("0.9", "accuracy", "better", 5, marks=LIKE_OTHERS),
+        pytest.param("1.1", "best_val_loss", "worse", 5, marks=LIKE_OTHERS),
     ],
 )
 def test_flags_are_tried_with_each_seed_until_it_is_clear(light, lr, metric, answer, repeats):

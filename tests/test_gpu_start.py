@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from faults import Project, job_of, one_line, same, succeeded
+from faults import Project, job_of, one_line, same, some, succeeded
 from gpus import Machine, needs_stand_in
 from planted import MISTAKES
 from sweeps import NVIDIA_SMI, write_grid
@@ -73,7 +73,7 @@ def job(machine, project):
     return run
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", some(JOBS, "default", "cuda:1", "graphs"))
 def test_a_job_trains_on_a_gpu(name, job, machine):
     tags, gpu = job(name).tags, "1" if name == "cuda:1" else "0"
     assert (tags["device"], tags["gpu"]) == ("H100 (a stand-in)", gpu)

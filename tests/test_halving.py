@@ -13,7 +13,7 @@ from statistics import fmean
 
 import pytest
 from bits import plain
-from faults import curves_in, one_line, succeeded, wait_until
+from faults import curves_in, one_line, some, succeeded, wait_until
 from sweeps import processes, write_lines
 
 SEARCH = "search {} --lr 'log 1e-4 1e1' -- --optimizer sgd --epochs {} --device cpu --seed {}"
@@ -190,7 +190,7 @@ def kill_something(project, chance):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("slots", [1, 2, 4])
+@pytest.mark.parametrize("slots", some([1, 2, 4], 4))
 def test_kills_change_no_promotion_and_no_bit(whole, counting, tmp_path, slots, pytestconfig):
     """Takes minutes: 13 or more trainings that are killed again and again."""
     reference, count = whole

@@ -12,7 +12,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
-from faults import Project, curves_in, ended, job_of, one_line, silent, succeeded
+from faults import Project, curves_in, ended, job_of, one_line, silent, some, succeeded
 from labjobs import locks
 from scipy import stats
 
@@ -214,7 +214,7 @@ def test_diff_of_groups_has_intervals_over_seeds(fresh):
     assert said == "jobs.py: lr=5: no finished job here has such settings"
 
 
-@pytest.mark.parametrize("loss", ["store", "runs", "backup"])
+@pytest.mark.parametrize("loss", some(["store", "runs", "backup"], "backup"))
 def test_sync_asks_the_store(jobs, loss):
     """It was lost, someone has deleted runs in it, or it is a backup from before their ends."""
     assert jobs.lines("sync")[-1] == "2 of 2 jobs sent"  # to the copy
@@ -250,7 +250,7 @@ CHANGES = (
 """What somebody may do to a store, or a broken disk."""
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", some(CHANGES, *CHANGES[:3]))
 def test_sync_compares_the_store_with_the_journals(jobs, change):
     assert jobs.lines("sync")[-1] == "2 of 2 jobs sent"  # to the copy
     assert jobs.lines("sync") == ["the tracking store has all"]

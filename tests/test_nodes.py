@@ -4,7 +4,7 @@ import re
 import subprocess
 
 import pytest
-from faults import Project, ended, succeeded, wait_until
+from faults import Project, ended, some, succeeded, wait_until
 from machines import machines
 from repository import REPOSITORY
 from slurms import Cluster, slurm
@@ -47,7 +47,7 @@ def run(
     return project.do(*words, **cluster.env)
 
 
-@pytest.mark.parametrize("more", [(), ("--shard",)])
+@pytest.mark.parametrize("more", some([(), ("--shard",)], ()))
 def test_the_losses_are_those_of_one_process(exact, cluster, more, tmp_path):
     """Begun by four processes on two machines, and continued by two."""
     alone = exact.copy(tmp_path / "alone")

@@ -5,7 +5,7 @@ import subprocess
 from collections import Counter
 
 import pytest
-from faults import ended, silent, succeeded, wait_until
+from faults import LIKE_OTHERS, ended, silent, some, succeeded, wait_until
 from repository import commit
 from sweeps import Lab, assert_after_their_inputs, assert_one_at_a_time, light
 
@@ -107,7 +107,11 @@ def most_at_once(lab: Lab) -> int:
 
 @pytest.mark.parametrize(
     ("flags", "asked", "jobs", "threads"),
-    [((), "", 1, "1"), (("--per-gpu", "2"), "", 2, "1"), ((), "7", 1, "7")],
+    [
+        pytest.param((), "", 1, "1", marks=LIKE_OTHERS),
+        (("--per-gpu", "2"), "", 2, "1"),
+        pytest.param((), "7", 1, "7", marks=LIKE_OTHERS),
+    ],
 )
 def test_cores_are_divided_among_the_jobs_on_a_cpu(lab, flags, asked, jobs, threads):
     """Held to one core, a job at a time runs on it; more share it. A user's own number stands."""
@@ -214,7 +218,7 @@ def test_only_failed_and_fail_fast(lab):
     assert last_line(again) == "0 of 1 jobs finished, 0 of them now; 1 failed"
 
 
-@pytest.mark.parametrize("git", [True, False])
+@pytest.mark.parametrize("git", some([True, False], True))
 def test_the_code_is_that_of_the_start(lab, git):
     """In a repository, with changes and a new file, or outside of git; then it is cleared away."""
     root = lab.project.root

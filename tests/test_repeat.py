@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import Project, ended, job_of, one_line, silent, succeeded, wait_until
+from faults import LIKE_OTHERS, Project, ended, job_of, one_line, silent, succeeded, wait_until
 
 FLAG = ("--deterministic",)
 SHORT = ("--epochs", "1", "--batch-size", "256", "--quiet")
@@ -290,12 +290,12 @@ BY_CHANCE = ("time", "order", "unseeded", "race")
 """Causes by which no two runs are the same."""
 
 MORE = [
-    pytest.param(cause, marks=pytest.mark.full)
-    for cause in ("package", "variable", "processor", *BY_CHANCE[1:])
+    pytest.param(cause, marks=LIKE_OTHERS)
+    for cause in ("package", "threads", "file", "variable", "processor", *BY_CHANCE[1:])
 ]
 
 
-@pytest.mark.parametrize("cause", ["patch", "threads", "file", "hidden", "time", *MORE])
+@pytest.mark.parametrize("cause", ["patch", "hidden", "time", *MORE])
 def test_an_audit_finds_what_evidence_does_not_see(audited, cause, tmp_path):
     job, env, conditions = audited.ids[0], dict[str, str](), list[str]()
     if cause in (*BY_CHANCE, "threads", "hidden"):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults import Project, one_line, succeeded
+from faults import LIKE_OTHERS, Project, one_line, succeeded
 from sweeps import write_grid
 
 SHORT = ("--epochs", "1", "--quiet")
@@ -282,7 +282,7 @@ ALIKE = {
     "data not mounted": (remove("data/*"), UNKNOWN),
 }
 EACH = [pytest.param(*each, id=name) for name, each in SITUATIONS.items()]
-MORE = [pytest.param(*each, id=name, marks=pytest.mark.full) for name, each in ALIKE.items()]
+MORE = [pytest.param(*each, id=name, marks=LIKE_OTHERS) for name, each in ALIKE.items()]
 
 
 @pytest.mark.parametrize(("situation", "answer"), EACH + MORE)

@@ -1,10 +1,7 @@
 """A step that is one CUDA graph: on a GPU, and on one that is not there."""
 
-from collections.abc import Iterable
-from typing import Any
-
 import pytest
-from faults import Project, same, succeeded
+from faults import Project, same, some, succeeded
 from gpus import Machine, needs_stand_in
 from test_recipes import graphed
 
@@ -45,12 +42,7 @@ def project(make, request, tmp_path_factory):
     return Machine(tmp_path_factory.mktemp("machine"), gpus=1).host(made)
 
 
-def some(names: Iterable[str], *first: str) -> list[Any]:
-    """Return all names as parameters; those beside the first are alike."""
-    return [pytest.param(n, marks=() if n in first else pytest.mark.alike) for n in names]
-
-
-@pytest.mark.parametrize("name", some(JOBS, "fp16 in parts", "SGD"))
+@pytest.mark.parametrize("name", some(JOBS, "SGD"))
 def test_the_same_bits_with_and_without(project, tmp_path, name):
     """And after pauses: before an epoch's smaller batch, and in the steps before a recording."""
     if JOBS[name] == COMPILED and project.env.get("STAND_IN_GPUS"):

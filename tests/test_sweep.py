@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from faults import Project, ended, one_line, silent, succeeded, wait_until
+from faults import Project, ended, one_line, silent, some, succeeded, wait_until
 from labjobs.layout import JOURNAL
 from labjobs.sweeps.gpus import Gpu
 from labjobs.sweeps.sweep import Worker
@@ -312,7 +312,7 @@ def test_a_wrong_search_is_refused_before_anything_starts(lab, words, said):
     assert wrong.stderr.startswith(f"run.sh: {said}")
 
 
-@pytest.mark.parametrize("at_once", [1, 4])
+@pytest.mark.parametrize("at_once", some([1, 4], 4))
 def test_a_search_ends_after_draws_that_do_not_improve(lab, at_once):
     """In the order of the draws, however many run at once and whichever ends first."""
     words = "--lr 'uniform 0 1' -- --note '{\"seconds\": 0.1}'"
