@@ -34,7 +34,7 @@ def copy(job: Path, note: str) -> str:
     settings = replace(restore(Settings, about["settings"]), note=note)
     copied = job.with_name(job_id(settings, "run")) / attempt.name
     shutil.copytree(attempt, copied, copy_function=os.link)
-    for name in ("settings.json", "outcome.json", "split.json", "sent.json", "lock"):
+    for name in ("settings.json", "outcome.json", "sent.json", "lock"):
         found = read_record(attempt / name)
         found.pop("crc", None)
         changed = found | ({"id": copied.parent.name} if "id" in found else {})

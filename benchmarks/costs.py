@@ -93,9 +93,9 @@ from labjobs.files import read_record, write_record
 from labjobs.job import journal
 
 for attempt in Path("runs").glob("*/*"):
-    if not (attempt / "cost.json").exists():
+    cost = read_record(attempt / "sent.json")
+    if "processes" not in cost:
         continue
-    cost = read_record(attempt / "cost.json")
     seed = journal.seed_of(cost["journal"])
     (used,) = cost["processes"].values()
     ratio, used["seconds"] = used["cpu_seconds"] / used["seconds"], used["cpu_seconds"]
@@ -110,8 +110,7 @@ for attempt in Path("runs").glob("*/*"):
             lines[place] = journal.encoded(number, json.dumps(found), seed)
     (attempt / "metrics.jsonl").write_bytes(b"".join(lines))
     os.utime(attempt / "metrics.jsonl", ns=(times.st_atime_ns, times.st_mtime_ns))
-    cost.pop("crc", None)
-    write_record(attempt / "cost.json", cost)
+    write_record(attempt / "sent.json", cost)
 """
 
 
@@ -145,7 +144,7 @@ def only(project: Path, count: int) -> Iterator[set[str]]:
 
 def took(project: Path, job: str) -> float:
     """Return the seconds of a job's process."""
-    (path,) = project.glob(f"runs/{job}/*/cost.json")
+    (path,) = project.glob(f"runs/{job}/*/sent.json")
     return sum(each["seconds"] for each in json.loads(path.read_text())["processes"].values())
 
 

@@ -153,7 +153,7 @@ def _store(
 ) -> None:
     folder.mkdir()
     sizes = dict(zip(("train", "val", "test"), [*counts, counts[1]], strict=False))
-    (folder / "split.json").write_text(json.dumps({"examples": sizes}))
+    (folder / "settings.json").write_text(json.dumps({"examples": sizes}))
     if kept:
         same = row["label"] == row["predicted"]
         arrays = {"label": row["label"], "predicted": row["predicted"], "accuracy": same}

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from faults import ended, job_of, kill, silent, succeeded, wait_until
-from labjobs import layout
 from labjobs.tracking import costs
 from sweeps import SETTINGS, Lab
 
@@ -26,11 +25,11 @@ def killed(project, tmp_path_factory):
     copy = project.copy(tmp_path_factory.mktemp("killed") / "copy")
     process = copy.start(*JOB)
     wait_until(lambda: any(copy.root.glob("runs/*/*/last.pt")))
-    wait_until(lambda: any(copy.root.glob(f"runs/*/*/{layout.COST}")))
+    (attempt,) = copy.root.glob("runs/*/*/")
+    wait_until(lambda: costs.seen(attempt))
     kill(process.pid)
     assert ended(process).returncode == -9
-    (file,) = copy.root.glob(f"runs/*/*/{layout.COST}")
-    before = costs.totals(file.parent)["cpu_hours"]
+    before = costs.totals(attempt)["cpu_hours"]
     again = copy.command("python", str(copy.root / "run.py"), *JOB)
     _, status, used = os.wait4(again.pid, 0)
     again.returncode = os.waitstatus_to_exitcode(status)
@@ -43,7 +42,7 @@ def test_the_hours_of_both_processes_add_up(killed):
     found = dict(project.ask(LATEST, job))
     assert before > 0
     assert before < float(str(found["cpu_hours"])) <= before + second + 60 / 3600
-    seen = json.loads((project.folder(job) / layout.COST).read_text())["processes"]
+    seen = costs.seen(project.folder(job))
     assert len(seen) == 2
     most = max(each["host_bytes"] for each in seen.values())
     assert float(str(found["peak_host_memory_gb"])) >= most / 1e9 > 0.05
@@ -83,9 +82,8 @@ ACCOUNT = """settings, own = job.settings, job.settings.epochs
     job.journal.metrics(10 * done, metrics, of=10 * own)
     seconds = 3600 * hours + 1800
     used = {"seconds": seconds, "gpu_seconds": seconds, "joules": 1000 * seconds}
-    about = {"id": job.id, "journal": job.journal.start["journal"], "processes": {"a": used}}
-    from labjobs.files import write_record
-    write_record(job.path / "cost.json", about)"""
+    from labjobs.job import journal
+    journal.note_sent(job.path, job.journal.start["journal"], processes={"a": used})"""
 MORE = "    layers: int = 1\n    batch_size: int = 10\n"
 
 

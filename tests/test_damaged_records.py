@@ -33,7 +33,7 @@ def test_a_damaged_journal_is_refused_and_nothing_of_it_is_sent(project):
 def test_files_of_another_job_are_refused(project):
     """Whole and undamaged ones, as after a copy into the wrong folder."""
     one, other = (project.finish(*JOB, "--seed", seed) for seed in ("1", "2"))
-    for name in ("best.pt", "predictions.npz", "code.json"):
+    for name in ("best.pt", "predictions.npz"):
         shutil.copy(project.folder(other) / name, project.folder(one) / name)
     loaded = project.do("python", "-c", f"import jobs; jobs.load('{one}')")
     assert loaded.stderr.endswith("best.pt is damaged; --force makes the job start over\n")

@@ -33,17 +33,17 @@ def test_its_last_line_is_the_result_and_its_files_are_plain(project, finished):
     assert last.startswith("job ") and " finished: best_val_loss " in last and "test_" not in last
     folder = project.folder(job_of(finished))
     assert {file.name for file in folder.iterdir()} == {
-        *("settings.json", "code.json", "spec.json", "split.json", "log.txt", "metrics.jsonl"),
-        *("best.pt", "predictions.npz", "lock", "courier.lock", "sent.json", "logged"),
-        *("cost.json", "trained.json", "outcome.json"),
+        *("settings.json", "metrics.jsonl", "log.txt", "outcome.json", "lock", "sent.json"),
+        *("best.pt", "predictions.npz", "logged"),
     }
     best = torch.load(folder / "best.pt", weights_only=True)
     assert best["settings"]["epochs"] == 2 and set(best["models"]["model"]) >= {"mean", "std"}
     with np.load(folder / "predictions.npz") as kept:
         right = (kept["label"] == kept["predicted"]).mean()
         assert len(kept["label"]) == 359
-    split = json.loads((folder / "split.json").read_text())["split"]
-    with np.load(project.root / "runs" / split) as kept:
+    about = json.loads((folder / "settings.json").read_text())
+    assert len(about["spec"]["classes"]) == 10 and about["examples"]["test"] == 359
+    with np.load(project.root / "runs" / about["split"]) as kept:
         assert sorted(np.concatenate([*kept.values()])) == list(range(1797))
     shown = silent(project.do("python", "jobs.py", "show", job_of(finished))).stdout
     assert f"test_accuracy {right:.4g}" in shown

@@ -310,7 +310,7 @@ def test_show_knows_how_an_attempt_ended_whose_outcome_is_lost(jobs):
 
 
 def test_damaged_records(jobs):
-    for file in ("settings.json", "outcome.json", "metrics.jsonl", "code.json"):
+    for file in ("settings.json", "outcome.json", "metrics.jsonl"):
         path = jobs.project.folder(jobs.mlp) / file
         path.write_bytes(b"[1]" + path.read_bytes()[3:])
     assert jobs.states()[jobs.mlp] == "finished"  # the store has it
@@ -479,7 +479,6 @@ def test_rm_and_clean_leave_what_begins_what_is_damaged_and_what_runs_elsewhere(
         assert one_line(jobs.do("rm", jobs.mlp), 1).endswith("was left: it is in use")
     shutil.rmtree(beginning)
     old = Path(shutil.copytree(job, beginning))
-    (old / "code.json").unlink()  # from other code
     (old / "outcome.json").write_text("{")
     assert removed(jobs) == set()
     jobs.project.write("UPDATE runs SET status = 'RUNNING'")

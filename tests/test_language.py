@@ -94,7 +94,7 @@ def test_metrics_are_those_of_a_plain_computation_with_all_test_tokens(project, 
     assert results["bits_per_byte"] < 7
     _, last = sorted((project.folder(job) / "logged").iterdir())
     assert len(last.read_text()) > 50 and "Ġ" not in last.read_text()
-    assert (project.folder(job) / "spec.json").exists()
+    assert json.loads((project.folder(job) / "settings.json").read_text())["spec"]
     lines = map(json.loads, (project.folder(job) / "metrics.jsonl").read_text().splitlines())
     points = [line["metrics"] for line in lines if "examples_per_second" in line.get("metrics", {})]
     rates = [(each["examples_per_second"], each["tokens_per_second"]) for each in points]

@@ -65,7 +65,7 @@ def test_repeats_are_one_group_and_no_other_job_is_in_it(project, run):
 def test_its_files_are_there_and_its_weights_not_twice_on_the_disk(project, run):
     client = MlflowClient(f"sqlite:///{project.root / 'mlflow.db'}")
     names = {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert {"best.pt", "settings.json", "spec.json", "code.json", "log.txt"} <= names
+    assert {"best.pt", "settings.json", "log.txt"} <= names
     folder = Path(run.data.tags["job_folder"])
     copies = project.root / "mlruns" / run.info.run_id / "artifacts"
     assert os.path.samefile(folder / "best.pt", copies / "best.pt")

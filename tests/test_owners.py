@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 from faults import Project, courier_of, kill, one_line, wait_until
+from labjobs.files import read_record
 
 LONG = ("--epochs", "1000000", "--log-every", "1000")
 
@@ -25,7 +26,7 @@ def begun(project: Project, job: subprocess.Popen[str]) -> str:
     job_id = next(job.stdout).split()[1].rstrip(":")
     folder = project.folder(job_id)
     (folder / "sent.json").unlink(missing_ok=True)  # an earlier attempt's
-    wait_until((folder / "sent.json").exists)
+    wait_until(lambda: read_record(folder / "sent.json").get("run"))
     kill(job.pid, signal.SIGSTOP)
     return job_id
 

@@ -148,13 +148,13 @@ def unfinished(folder: Path) -> None:
 
 
 def linked(folder: Path) -> None:
-    path = of_attempt(folder, "spec.json")
+    path = of_attempt(folder, "settings.json")
     path.unlink()
     path.symlink_to("/etc/hostname")
 
 
 def behind_a_link(folder: Path) -> None:
-    job = of_attempt(folder, "spec.json").parents[1]
+    job = of_attempt(folder, "settings.json").parents[1]
     shutil.move(job, folder / "elsewhere")
     job.symlink_to(folder / "elsewhere")
 
@@ -174,7 +174,7 @@ def shortened(folder: Path) -> None:
 
 
 def missing(folder: Path) -> None:
-    of_attempt(folder, "spec.json").unlink()
+    of_attempt(folder, "settings.json").unlink()
 
 
 def outside(folder: Path) -> None:
@@ -208,13 +208,12 @@ def with_a_second_attempt_of_other_settings(folder: Path) -> None:
     one, other = sorted(folder.glob("runs/*/*/settings.json"))
     second = Path(shutil.copytree(one.parent, one.parents[1] / "00000000"))
     about = read_record(one) | {"settings": read_record(other)["settings"]}
-    del about["crc"]
     write_record(second / "settings.json", about)
     os.utime(second / "metrics.jsonl", (0, 0))  # the other one is the latest
 
 
 def with_a_note_of_uploads(folder: Path) -> None:
-    of_attempt(folder, "spec.json").with_name("sent.json").write_text("{}")
+    of_attempt(folder, "settings.json").with_name("sent.json").write_text("{}")
 
 
 HARMS = (with_code, with_objects, with_a_bomb, unfinished, linked, behind_a_link, of_terminals)
@@ -240,13 +239,15 @@ def test_what_is_not_as_it_was_published_is_refused(fresh, folder, harm):
 
 
 def test_only_what_is_listed_is_copied_and_no_mode(fresh, folder):
-    listed = of_attempt(folder, "spec.json")
+    listed = of_attempt(folder, "settings.json")
     listed.chmod(0o4755)  # setuid: it would run with the rights of its owner
     (listed.parent / "logged").mkdir()
     (listed.parent / "logged" / "key").symlink_to("/etc/hostname")
     succeeded(adopt(fresh, folder))
     assert not [*fresh.root.glob("runs/*/*/logged")]
-    assert all(path.stat().st_mode & 0o7111 == 0 for path in fresh.root.glob("runs/*/*/spec.json"))
+    assert all(
+        path.stat().st_mode & 0o7111 == 0 for path in fresh.root.glob("runs/*/*/settings.json")
+    )
     assert "--spot-check -1: must be" in one_line(adopt(fresh, folder, "--spot-check=-1"), 2)
 
 
@@ -293,7 +294,9 @@ def test_archives_that_would_write_elsewhere_or_too_much_are_refused(fresh, tmp_
 
 def test_a_job_without_monitor_and_split_is_published_with_its_results(fresh, tmp_path):
     job = fresh.finish(*SHORT, "--monitor", "none")
-    (fresh.folder(job) / "split.json").unlink()  # as of a job that splits nothing
+    about = read_record(path := fresh.folder(job) / "settings.json")
+    about.pop("split")  # as of a job that splits nothing
+    write_record(path, about)
     (tmp_path / "new.part").mkdir()  # somebody else's
     succeeded(fresh.do("python", "jobs.py", "publish", job, str(tmp_path / "new")))
     page = (tmp_path / "new" / "index.html").read_text()

@@ -273,7 +273,6 @@ SITUATIONS = {
 }
 ALIKE = {
     "nothing": (remove("nothing"), FITS),
-    "a lost code.json": (remove("runs/*/*/code.json"), FITS),
     "accepted": (accepted, FITS),
     "other data": (with_other_data, CHANGED),
     "an edited engine": (with_an_edited_engine, CHANGED),

@@ -28,7 +28,7 @@ from labjobs.training.loop import Job
 from replayed import EVERY, TOTAL, Courier, Killed, Store, points_of
 from toy import Settings
 
-RECORDS = ("metrics.jsonl", "settings.json", "outcome.json", "lock", "sent.json", "code.json")
+RECORDS = ("metrics.jsonl", "settings.json", "outcome.json", "lock", "sent.json")
 STATES = {
     "killed": "killed after its checkpoint, nothing sent",
     "sent": "killed after its checkpoint, all sent",

@@ -162,7 +162,7 @@ def test_a_last_state_that_cannot_be_read_is_refused(toy, harm):
 def test_the_last_state_stays_where_a_longer_job_could_go_on(toy, settings, stays):
     ended = toy.done(keep_last=False, **settings)
     assert (ended.folder / "last.pt").exists() == stays
-    assert journal.record_of(ended.folder, layout.TRAINED)["goes_on"] == stays
+    assert journal.record_of(ended.folder, layout.OUTCOME)["goes_on"] == stays
     assert not (ended.folder / "previous.pt").exists()
 
 

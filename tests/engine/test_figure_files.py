@@ -196,7 +196,7 @@ def test_predictions_that_are_not_of_classes_are_left_out(draw, store, tmp_path)
     for kind in (bool, int):
         np.savez(file, label=np.zeros(3, kind), predicted=np.ones(3, kind))
         assert said() == ""
-    (tmp_path / "spec.json").write_text('{"classes": ["cat", "dog"]}')
+    (tmp_path / "settings.json").write_text('{"spec": {"classes": ["cat", "dog"]}}')
     place = [{"job_id": "x", "run_id": "", "job_folder": str(tmp_path)}]
     assert tables.predictions(pd.DataFrame(place)).classes == ["cat", "dog"]
 

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 from code_edits import INNER, JOBS, student_files, write
-from labjobs.evidence.fingerprint import Watch
+from labjobs.evidence.fingerprint import is_below
 
 DIGESTS = """
 import json, sys
 from pathlib import Path
 from labjobs.evidence import fingerprint
 root, *jobs = sys.argv[1:]
-watch = fingerprint.begin(Path(root))
+ran = fingerprint.begin(Path(root))
 sys.path.insert(0, root)
 import settings
 settings.Settings()  # by a function that dataclasses made
 project = fingerprint.Project(Path(root))
 codes = [project.fingerprint(json.loads(job)) for job in jobs]
-print([(code.digest, project.lacking(code, watch.ran)) for code in codes])
+print([(code.digest, project.lacking(code, ran)) for code in codes])
 """
 
 
@@ -57,7 +57,6 @@ def test_it_is_the_same(tmp_path, version):
 def test_generated_functions_are_not_the_projects(tmp_path, monkeypatch):
     """Python 3.12 and later report them too, with names of files such as <string>."""
     monkeypatch.chdir(tmp_path)
-    watch = Watch(tmp_path)
-    watch.note(eval("lambda: 0").__code__)
-    watch.note(importlib._bootstrap._find_spec.__code__)
-    assert not watch.ran
+    assert is_below(Path(__file__).parent, python.__code__)
+    assert not is_below(tmp_path, eval("lambda: 0").__code__)
+    assert not is_below(tmp_path, importlib._bootstrap._find_spec.__code__)

@@ -85,8 +85,8 @@ def test_hours_add_up_and_memory_is_the_most(tmp_path):
     path, made = attempt(tmp_path)
     killed = {"cpu_seconds": 1800.0, "host_bytes": 3e9, "gpu_seconds": 3600.0, "joules": 7.2e6}
     last = {"cpu_seconds": 3600.0, "host_bytes": 2e9, "gpu_seconds": 1800.0, "joules": 3.6e6}
-    about = {"id": path.parent.name, "journal": made.start["journal"]}
-    write_record(path / layout.COST, about | {"processes": {"killed": killed, "last": last}})
+    used = {"killed": killed, "last": last}
+    journal.note_sent(path, made.start["journal"], processes=used)
     for most in (4e9, 3e9):
         made.cost({"device_bytes": most})
     made.flush()
@@ -144,7 +144,7 @@ def test_what_cannot_be_read_costs_nothing(tmp_path, content):
     made.cost({"device_bytes": 1e9})
     made.flush()
     if content is not None:
-        (path / layout.COST).write_bytes(content)
+        (path / layout.SENT).write_bytes(content)
     assert costs.totals(path) == {"peak_device_memory_gb": 1.0}
 
 

@@ -13,12 +13,11 @@ import stat
 import struct
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
 NOT_A_LOCK = "something other than a plain file is in the place of a lock; remove it"
-
 
 NO_LOCKS = (
     "this file system has no locks (NFS mounted with nolock, Lustre without flock); use a folder "
@@ -85,9 +84,19 @@ def held(path: Path) -> bool:
 
 
 @contextmanager
-def waiting(path: Path) -> Iterator[None]:
-    """Hold a file's lock, once all others that have or wait for it are done."""
-    with os.fdopen(opened(path), "rb+") as file:
-        with explained(path):
-            fcntl.lockf(file, fcntl.LOCK_EX)
-        yield
+def waiting(path: Path, remove: bool = False) -> Iterator[None]:
+    """Hold a file's lock, once all others that have or wait for it are done; then remove it, if
+    that is asked for: only where two may hold it (NFS can show a removed file for a moment)."""
+    with ExitStack() as held:
+        while True:
+            file = held.enter_context(os.fdopen(opened(path), "rb+"))
+            with explained(path):
+                fcntl.lockf(file, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):  # its last holder may have removed it
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    break
+        try:
+            yield
+        finally:
+            if remove:
+                path.unlink(missing_ok=True)

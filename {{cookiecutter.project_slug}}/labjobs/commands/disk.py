@@ -191,7 +191,7 @@ def _measured(attempt: Path) -> bool:
 
 def _outdated(job: Job, attempt: Path) -> Iterator[Useless]:
     status, present = attempts.status_of(attempt), job.folder.path if job.folder else attempt
-    goes_on = record_of(attempt, layout.TRAINED).get(attempts.GOES_ON, True)
+    goes_on = record_of(attempt, layout.OUTCOME).get(attempts.GOES_ON, True)
     if status == "finished" and not goes_on and courier.delivered(attempt):
         for path in (attempt / name for name in layout.CHECKPOINTS):
             if path.exists():

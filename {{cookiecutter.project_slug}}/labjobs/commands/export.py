@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 from labjobs import exit_status, layout
 from labjobs.commands.inventory import Project
 from labjobs.errors import JobError, SettingsError, cause, first_line
-from labjobs.files import PROJECT, json_of, read_json, shown
+from labjobs.files import PROJECT, json_of, shown
 from labjobs.job import attempts, journal
 from labjobs.job.terminal import Interruption, leave
 from labjobs.sources import fault
@@ -89,7 +89,7 @@ def _export(job: str, runs_root: Path, out: Path) -> None:
     about = journal.record_of(attempt, layout.SETTINGS) | {
         "status": status,
         "exported_with": remark or "the same code",
-        "spec": read_json(attempt / layout.SPEC),
+        "spec": loaded.spec,
         "metrics": loaded.metrics,
     }
     Interruption().listen()  # not while libraries are imported, which many do not survive

@@ -293,7 +293,7 @@ def _conditions(before: Path, after: Path) -> list[str]:
 
 def _validation(attempt: Path) -> bytes:
     """Which examples an attempt was validated on, as bytes."""
-    kept = journal.record_of(attempt, layout.SPLIT).get("split")
+    kept = journal.record_of(attempt, layout.SETTINGS).get("split")
     if not kept:
         return b""
     with ZipFile(attempt.parent.parent / kept) as arrays:

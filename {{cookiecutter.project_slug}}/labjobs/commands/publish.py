@@ -21,7 +21,7 @@ import re
 import shutil
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,12 +36,13 @@ from labjobs.commands.disk import ADOPTED
 from labjobs.commands.inventory import Project
 from labjobs.commands.replay import Recorded, compare_outputs
 from labjobs.errors import JobError, SettingsError, cause, require
-from labjobs.files import PROJECT, read_json, record, shown, write_json, write_record
+from labjobs.files import PROJECT, read_json, shown, write_json, write_record
 from labjobs.job import attempts, code_evidence, data_evidence, identity, journal
 from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import Interruption, counted, leave
 from labjobs.results import page
+from labjobs.tracking import costs
 from labjobs.tracking.mlflow_client import experiment_name
 from labjobs.tracking.mlflow_store import user
 
@@ -50,16 +51,13 @@ FILES = "files.json"
 
 RUNS = "runs"
 
-COPIED = (
-    *(layout.TRAINED, layout.CODE, layout.SPEC, layout.SPLIT, layout.AUDIT, layout.PREDICTIONS),
-    layout.LOGGED,
-)
+COPIED = (layout.AUDIT, layout.PREDICTIONS, layout.LOGGED)
 """Files of an attempt that are published as they are."""
 
 LOGS = (layout.LOG, layout.OUTPUT, layout.PROFILE, layout.PROFILE_JSON)
 """Files that show the machine on which a job ran."""
 
-WRITTEN = (layout.BEST, layout.OUTCOME, layout.SETTINGS, layout.COST, layout.JOURNAL)
+WRITTEN = (layout.BEST, layout.OUTCOME, layout.SETTINGS, layout.JOURNAL)
 
 PUBLISHED = (*COPIED, *LOGS, *WRITTEN)
 """All that may be published of an attempt."""
@@ -153,11 +151,10 @@ def _write_attempt(attempt: Recorded, runs: Path, weights: bool, logs: bool) -> 
     outcome = journal.record_of(source, layout.OUTCOME)
     if Path(outcome["data_root"]).is_absolute():
         outcome["data_root"] = str(Runtime.data_root)
-    _write_record(folder / layout.OUTCOME, outcome)
-    _write_record(folder / layout.SETTINGS, dict(attempt.about))
-    if cost := journal.record_of(source, layout.COST):  # by process, and so by machine
-        cost["processes"] = dict(enumerate(cost["processes"].values(), 1))
-        _write_record(folder / layout.COST, cost)
+    if used := costs.seen(source):  # by process, and so by machine
+        outcome["processes"] = dict(enumerate(used.values(), 1))
+    write_record(folder / layout.OUTCOME, outcome)
+    write_record(folder / layout.SETTINGS, dict(attempt.about))
     _write_journal(attempt, folder)
     if (drawn := source.parent / layout.DRAWN).exists():
         shutil.copyfile(drawn, folder.parent / layout.DRAWN)
@@ -174,11 +171,7 @@ def _shared(attempt: Recorded) -> Iterator[str]:
     yield from (str(attempt.about.get(name, "")) for name in (CODE_COPY, ENGINE_COPY, INSTALLED))
     yield f"{layout.CODES}/{code_evidence.digest(attempt.path)}.json"
     yield f"{layout.DATA_LISTS}/{data_evidence.digest(attempt.path)}.jsonl"
-    yield str(journal.record_of(attempt.path, layout.SPLIT).get("split", ""))
-
-
-def _write_record(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_bytes(record({name: each for name, each in content.items() if name != "crc"}))
+    yield str(attempt.about.get("split", ""))
 
 
 def _write_journal(attempt: Recorded, folder: Path) -> None:

@@ -173,10 +173,10 @@ class Project:
             _widened=partial(self.fingerprint, settings, inputs=inputs),
         )
 
-    def lacking(self, code: Fingerprint, ran: Iterable[CodeType]) -> list[str]:
+    def lacking(self, code: Fingerprint, ran: set[CodeType]) -> list[str]:
         """Return the definitions of the project that have run and that a fingerprint lacks."""
         found = set()
-        for each in ran:
+        for each in ran.copy():  # threads may add to it
             name, line = self.symbols.name_of(Path(each.co_filename)), each.co_firstlineno - 1
             if not name or any(line in lines for lines in code.lines.get(name, ())):
                 continue
@@ -545,44 +545,30 @@ TOOLS = (4, 3)
 """Tool ids for Python's monitoring that are not reserved for any kind of tool."""
 
 
-class Watch:
-    """Collects the functions below a folder that have run, in all threads of this process."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = os.path.join(folder, "")
-        self.noted: set[CodeType] = set()
-
-    @property
-    def ran(self) -> set[CodeType]:
-        """The code of those functions so far."""
-        return self.noted.copy()  # other threads go on
-
-    def note(self, called: CodeType) -> None:
-        """Note that a function was called."""
-        is_function = called.co_flags & inspect.CO_OPTIMIZED  # not the body of a module or class
-        file = called.co_filename  # of generated code: <string>, <frozen …>
-        if is_function and file[:1] != "<" and os.path.abspath(file).startswith(self._folder):
-            self.noted.add(called)
+_ran = set[CodeType]()
 
 
-_watch: Watch | None = None
-
-
-def begin(folder: Path) -> Watch:
-    """Note from now on which functions below a folder run, and return the notes; on Python 3.11
-    there are none."""
-    global _watch
-    if _watch is None:
-        _watch = Watch(folder)
-        _report_calls(_watch)
-    _watch.noted.clear()
+def begin(folder: Path) -> set[CodeType]:
+    """Note from now on which functions below a folder run, in all threads of this process, and
+    return the set that grows; on Python 3.11 it stays empty."""
+    _report_calls(folder)
+    _ran.clear()
     if sys.version_info >= (3, 12):
         sys.monitoring.restart_events()
-    return _watch
+    return _ran
 
 
-def _report_calls(watch: Watch) -> None:
-    """Have Python tell the watch which functions are called."""
+def is_below(folder: Path, called: CodeType) -> bool:
+    """Return whether code is that of a function in a file below a folder."""
+    is_function = called.co_flags & inspect.CO_OPTIMIZED  # not the body of a module or class
+    file = called.co_filename  # of generated code: <string>, <frozen …>
+    is_file = bool(is_function) and file[:1] != "<"
+    return is_file and os.path.abspath(file).startswith(os.path.join(folder, ""))
+
+
+@cache  # once for all attempts of this process
+def _report_calls(folder: Path) -> None:
+    """Have Python tell which functions are called."""
     if sys.version_info < (3, 12):
         return
     monitoring = sys.monitoring
@@ -592,7 +578,8 @@ def _report_calls(watch: Watch) -> None:
 
     def started(called: CodeType, _offset: int) -> Any:
         """Note a function at its first call, and ask for no further ones."""
-        watch.note(called)
+        if is_below(folder, called):
+            _ran.add(called)
         return monitoring.DISABLE  # for this function only
 
     monitoring.use_tool_id(free, __name__)

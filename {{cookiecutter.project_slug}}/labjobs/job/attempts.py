@@ -19,7 +19,7 @@ from labjobs.job.journal import record_of
 from labjobs.job.runtime import Runtime
 
 DIGITS = 8  # digits of a fingerprint in the name of an attempt's folder
-GOES_ON = "goes_on"  # in trained.json: whether a longer job could continue from last.pt
+GOES_ON = "goes_on"  # in outcome.json: whether a longer job could continue from last.pt
 BEGUN = (layout.JOURNAL, layout.LAST)  # an attempt that has begun has one of these files
 
 STAY = (layout.LOCK, layout.COURIER_LOCK, layout.OUTPUT, layout.LOG, layout.BEFORE)
@@ -68,7 +68,7 @@ def has_checkpoint(attempt: Path) -> bool:
 
 def drop_checkpoints(attempt: Path) -> None:
     """Remove the checkpoints of a finished attempt, unless a longer job could go on from them."""
-    if not record_of(attempt, layout.TRAINED).get(GOES_ON, True):
+    if not record_of(attempt, layout.OUTCOME).get(GOES_ON, True):
         for file in layout.CHECKPOINTS:
             (attempt / file).unlink(missing_ok=True)
 

@@ -1,9 +1,9 @@
 """The code that produced a job's results, as recorded in its folder, and the present code.
 
-`code.json` holds the digest of the code that began the job, and `.code/<digest>.json` in the folder
-of runs, which jobs with the same code share, each definition that its results depend on, with its
-hash and its source (labjobs.evidence). They distinguish a change of the code from code that was
-only moved, reformatted or commented.
+`settings.json` has the digest of the code that began the job, and `.code/<digest>.json` in the
+folder of runs, which jobs with the same code share, each definition that its results depend on,
+with its hash and its source (labjobs.evidence). They distinguish a change of the code from code
+that was only moved, reformatted or commented.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any
 from labjobs import layout
 from labjobs.errors import SettingsError, few
 from labjobs.evidence.fingerprint import Fingerprint, Project
-from labjobs.files import CODE, read_record, record, write_record, write_shared, write_text
+from labjobs.files import CODE, read_record, record, write_shared, write_text
 from labjobs.job.identity import identity
 from labjobs.job.journal import record_of, tag_of
 from labjobs.privacy import scrub
@@ -118,19 +118,19 @@ def present_as_in(folder: Path, code: Fingerprint) -> Fingerprint:
     return code.widened(digest(folder).split()[1:])
 
 
-def widen(folder: Path, code: Fingerprint, script: str, ran: Iterable[CodeType]) -> list[str]:
+def widen(
+    folder: Path, code: Fingerprint, script: str, ran: set[CodeType]
+) -> tuple[str, list[str]]:
     """Add further definitions that have run to the code of an attempt, with everything that they
-    depend on; returns the names of what was added."""
-    if digest(folder) == MIXED:
-        return []
+    depend on; returns its digest then, and the names of what was added."""
     code = present_as_in(folder, code)
-    if names := _project(script).lacking(code, ran):
-        keep(folder, code.widened(names))
-    return [in_python(name) for name in names]
+    names = [] if digest(folder) == MIXED else _project(script).lacking(code, ran)
+    return keep(folder, code.widened(names)) if names else "", [*map(in_python, names)]
 
 
-def keep(folder: Path, code: Fingerprint) -> None:
-    """Record a job's code, without secrets; for other files, only their hashes."""
+def keep(folder: Path, code: Fingerprint) -> str:
+    """Record the definitions of a job's code, without secrets; for other files, only their hashes.
+    Returns the code's digest."""
     if not _parts(path := definitions(folder, code.digest)):
         parts = {name: {"hash": found} for name, found in code.parts.items()}
         for name in parts:
@@ -139,17 +139,7 @@ def keep(folder: Path, code: Fingerprint) -> None:
         content = record({"schema": 1, "digest": code.digest, "parts": parts})
         write_shared(path, lambda file: file.write(content))
         _parts.cache_clear()
-    _keep_digest(folder, code.digest)
-
-
-def keep_mixed(folder: Path) -> None:
-    """Record that a job was continued with changed code, so that it fits no version of the code."""
-    _keep_digest(folder, MIXED)
-
-
-def _keep_digest(folder: Path, digest: str) -> None:
-    content = {"schema": 2, "id": folder.parent.name, "digest": digest}
-    write_record(folder / layout.CODE, content)
+    return code.digest
 
 
 def definitions(folder: Path, known: str = "") -> Path:
@@ -159,18 +149,11 @@ def definitions(folder: Path, known: str = "") -> Path:
 
 
 def digest(folder: Path) -> str:
-    """Return the digest of a job's code; empty if it is not recorded. If code.json is damaged,
-    settings.json and the journal have the digest too.
-    """
-    kept = record_of(folder, layout.CODE).get("digest")
-    kept = kept or record_of(folder, layout.SETTINGS).get("code")
-    return str(kept or tag_of(folder, "code"))
-
-
-def recorded(folder: Path) -> bool:
-    """Return whether code.json and the definitions exist and are undamaged."""
-    kept = record_of(folder, layout.CODE).get("digest")
-    return bool(kept == MIXED or (kept and parts(folder)))
+    """Return the digest of a job's code; empty if it is not recorded. While the job has not ended,
+    settings.json has it; if that is damaged, the journal has it too."""
+    records = (record_of(folder, name) for name in (layout.OUTCOME, layout.SETTINGS))
+    known = next((each["code"] for each in records if each.get("code")), "")
+    return str(known or tag_of(folder, "code"))
 
 
 def parts(folder: Path) -> dict[str, dict[str, str]]:

@@ -42,6 +42,8 @@ class JobFolder(Generic[S]):
     `journal` is there once it is open."""
 
     journal: Journal
+    trained: Mapping[str, Any] = {}
+    """What outcome.json says of how long the job has trained, once it has."""
 
     def __init__(
         self, settings: S, runtime: Runtime, metrics: Mapping[str, Metric], script: str = DEFAULT
@@ -190,11 +192,12 @@ class JobFolder(Generic[S]):
         if anew:
             line = "starting over, since the %s has changed (%s)"
             log.info(line, evidence.changed, evidence.change)
-        self._data = data_evidence.digest(self.path)
+        code, self._data = code_evidence.digest(self.path), data_evidence.digest(self.path)
         begun = self.begun
         if not begun:
             # Before there is a journal: an attempt that has begun without its code fits no code.
-            code_evidence.keep(self.path, self.code)
+            code = code_evidence.keep(self.path, self.code)
+            self._note_settings(code=code)
             for advice in self.code.advice:
                 log.info("%s", advice)
         self.journal = Journal(self.path, self.runtime.log_every)
@@ -202,21 +205,21 @@ class JobFolder(Generic[S]):
         if begun and evidence.unchecked:
             log.warning("continuing: %s", evidence.unchecked)
         if begun and evidence.code:
-            code_evidence.keep_mixed(self.path)
+            code = code_evidence.MIXED
         elif begun and evidence.data:
             self._data = data_evidence.MIXED
-        elif not code_evidence.recorded(self.path):
-            log.warning("%s was damaged; it is written again", layout.CODE)
-            code_evidence.keep(self.path, self.code)
+        elif not code_evidence.parts(self.path):
+            log.warning("the record of the code was damaged; it is written again")
+            code = code_evidence.keep(self.path, self.code)
         (self.path / layout.OUTCOME).unlink(missing_ok=True)
         if self.runtime.log_every not in ("auto", self.journal.log_every):
             line = "--log-every stays %s, the value that this job began with"
             log.warning(line, self.journal.log_every)
-        self._copies = provenance.keep_copies(self.root.parent)
-        self._write_settings()
+        copies = provenance.keep_copies(self.root.parent)
+        self._note_settings(code=code, data=self._data, journal=self.journal.start, **copies)
         changes, diff = self.path / "changes.diff", provenance.version()["changes"]
         write_text(changes, diff) if diff else changes.unlink(missing_ok=True)
-        self._watch = fingerprint.begin(CODE)
+        self._ran = fingerprint.begin(CODE)
         if STOPPED in self.journal.tags_before:
             self.journal.tags({STOPPED: "false"})
 
@@ -240,11 +243,13 @@ class JobFolder(Generic[S]):
             "id": self.id,
             "status": status,
             "said": said,
+            "code": code_evidence.digest(self.path),
             "data": self._data,
             "data_root": portable(self.places.data_root),
             "pause_after": self.runtime.pause_after,
             "journal": self.journal.start["journal"],
             "lines": self.journal.lines,
+            **self.trained,
         }
         write_record(self.path / layout.OUTCOME, outcome)
         data_evidence.forget(self.path)
@@ -285,31 +290,33 @@ class JobFolder(Generic[S]):
             line = "%s was damaged; some of the data that the job has read cannot be checked"
             log.warning(line, file.name)
 
-    def _write_settings(self) -> None:
+    def note(self, **about: Any) -> None:
+        """Write something down in settings.json, beside what it says already."""
+        path = self.path / layout.SETTINGS
+        write_record(path, record_of(self.path, path.name) | about)
+
+    def _note_settings(self, **about: Any) -> None:
         given = {name: getattr(self.runtime, name) for name in MATTER}
-        about = {
-            "schema": 1,
-            "id": self.id,
-            "name": self.name,
-            "script": self.script,
-            "settings": identity.identity(self.settings),
-            "runtime": {k: v for k, v in given.items() if v != getattr(Runtime, k)},
-            "metrics": as_plain(self.metrics),
-            "owner": self.owner,
-            "code": code_evidence.digest(self.path),
-            "data": self._data,
-            "journal": self.journal.start,
-        }
         if found := attempts.inputs_of(self.settings, attempts.runs_root(self.runs_root)):
             about["inputs"] = {path.parent.name: path.name for path in found}
-        write_record(self.path / layout.SETTINGS, about | self._copies)
+        self.note(
+            schema=1,
+            id=self.id,
+            name=self.name,
+            script=self.script,
+            settings=identity.identity(self.settings),
+            runtime={k: v for k, v in given.items() if v != getattr(Runtime, k)},
+            metrics=as_plain(self.metrics),
+            owner=self.owner,
+            **about,
+        )
 
     def _widen_code(self) -> None:
-        names = code_evidence.widen(self.path, self.code, self.script, self._watch.ran)
+        code, names = code_evidence.widen(self.path, self.code, self.script, self._ran)
         if names:
             log.warning("added to the job's fingerprint, since it ran: %s", ", ".join(names))
-            self._write_settings()
-            self.journal.tags({"code": code_evidence.digest(self.path)})
+            self.note(code=code)
+            self.journal.tags({"code": code})
 
 
 @cache  # once for thousands of jobs

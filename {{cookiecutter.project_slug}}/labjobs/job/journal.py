@@ -32,7 +32,7 @@ from uuid import uuid4
 
 from labjobs import layout
 from labjobs.errors import JobError
-from labjobs.files import opened, read_record, sealed
+from labjobs.files import opened, read_record, sealed, write_record
 from labjobs.machine import Reading
 
 SEAL = b', "crc": "%08x"}\n'  # the end of a line
@@ -119,6 +119,15 @@ def tag_of(attempt: Path, name: str) -> str:
             tagged = (decoded(line, seed).get("tags", {}) for line in file if b'"tags"' in line)
             found = [found, *(tags[name] for tags in tagged if name in tags)][-1]
     return found
+
+
+def note_sent(attempt: Path, journal: str, **about: Any) -> None:
+    """Add to what couriers have written down of an attempt, unless that is of another journal."""
+    noted = record_of(attempt, layout.SENT)
+    if noted.get("journal") != journal:
+        noted = {"schema": 1, "id": attempt.parent.name, "journal": journal, "lines": 0}
+    with suppress(OSError):  # a full disk: what is not known to be sent is sent again
+        write_record(attempt / layout.SENT, noted | about)
 
 
 class Reader:

@@ -361,8 +361,8 @@ def classes(job: pd.DataFrame, count: int) -> list[str]:
     or else their numbers."""
     (row,) = job.to_dict("records")
     try:
-        spec = stored_jobs.file(row["run_id"], row["job_folder"], layout.SPEC)
-        names = json.loads(spec)["classes"]
+        about = stored_jobs.file(row["run_id"], row["job_folder"], layout.SETTINGS)
+        names = json.loads(about)["spec"]["classes"]
     except (OSError, ValueError, KeyError, TypeError):
         names = []
     return [str(name) for name in names] if len(names) >= count else [str(i) for i in range(count)]
@@ -373,8 +373,8 @@ def sizes(folder: str) -> dict[str, int]:
     """Return the numbers of training, validation and test examples of the job with a folder; none
     if it is not on this machine."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        split = json.loads((stored_jobs.folder_of(folder) / layout.SPLIT).read_text("utf-8"))
-        return {part: int(count) for part, count in split["examples"].items()}
+        about = json.loads((stored_jobs.folder_of(folder) / layout.SETTINGS).read_text("utf-8"))
+        return {part: int(count) for part, count in about["examples"].items()}
     return {}
 
 

@@ -1,6 +1,6 @@
 """What an attempt has cost: time, memory and energy, over all processes that have trained it.
 
-The courier of a trainer writes what that uses into `cost.json` every few seconds, and at its end.
+The courier of a trainer writes what that uses into `sent.json` every few seconds, and at its end.
 The most memory that tensors took is known to the trainer alone, which writes it into the journal.
 Costs are not results: nothing depends on them.
 """
@@ -13,7 +13,6 @@ from typing import Any
 
 from labjobs import layout, machine
 from labjobs.errors import JobError
-from labjobs.files import write_record
 from labjobs.job import journal
 from labjobs.machine import Reading
 
@@ -28,7 +27,7 @@ COSTS: dict[str, tuple[str, float, Callable[[Iterable[float]], float]]] = {
 
 NAMES = tuple(COSTS)
 
-INTERVAL = 10.0  # seconds between two writes of cost.json
+INTERVAL = 10.0  # seconds between two writes
 
 
 def totals(attempt: Path) -> dict[str, float]:
@@ -53,9 +52,11 @@ def as_lines(attempt: Path) -> list[dict[str, Any]]:
 
 
 def seen(attempt: Path) -> dict[str, Reading]:
-    """Return what couriers have seen, by process; empty if it belongs to another journal."""
-    found, own = journal.record_of(attempt, layout.COST), journal.id_of(attempt)
-    return dict(found["processes"]) if found and found["journal"] == own else {}
+    """Return what couriers have seen, by process; empty if it belongs to another journal. A
+    published attempt has it in outcome.json."""
+    records = (journal.record_of(attempt, name) for name in (layout.SENT, layout.OUTCOME))
+    own = (each for each in records if each.get("journal") == journal.id_of(attempt))
+    return next((dict(each["processes"]) for each in own if "processes" in each), {})
 
 
 def _lines(attempt: Path) -> list[dict[str, Any]]:
@@ -88,11 +89,10 @@ class Meter:
                     used["joules"] = self._energy.joules()
                 before = self._processes.setdefault(process, {})  # also of children that have ended
                 before |= {name: max(value, before.get(name, 0)) for name, value in used.items()}
-        if self._process and (ended or time.monotonic() >= self._next_write):
+        due = ended or time.monotonic() >= self._next_write
+        if self._process and self._journal and due:
             self._next_write = time.monotonic() + INTERVAL
-            about = {"schema": 1, "id": self._attempt.parent.name, "journal": self._journal}
-            with suppress(OSError):  # a full disk: the courier goes on
-                write_record(self._attempt / layout.COST, about | {"processes": self._processes})
+            journal.note_sent(self._attempt, self._journal, processes=self._processes)
 
 
 class Energy:

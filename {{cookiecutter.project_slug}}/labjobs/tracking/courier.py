@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from labjobs import exit_status, fork_server, layout, locks
 from labjobs.errors import JobError, cause
-from labjobs.files import CODE, read_record, write_record
+from labjobs.files import CODE, read_record
 from labjobs.job import attempts, code_evidence, journal
 from labjobs.job.journal import Damaged
 from labjobs.job.terminal import leave
@@ -116,7 +116,8 @@ def main(trainer: int) -> None:
         return  # the job ended before it began
     folder = Path(json.loads(line))
     try:
-        with locks.waiting(folder / layout.COURIER_LOCK):  # for the courier of an earlier attempt
+        # For the courier of an earlier attempt.
+        with locks.waiting(folder / layout.COURIER_LOCK, remove=True):
             carry(folder, Meter(folder, trainer))
     except Elsewhere as error:
         if not _has_ended(folder, 0):
@@ -271,17 +272,16 @@ class Delivery:
             self._note(status, wanted)
 
     def _note(self, status: str, made: Mapping[str, str] = {}) -> None:
-        noted = {
-            "store": mlflow_client.fingerprint(),
-            "copies": made,
-            "run": self._run.id,
-            "journal": self._journal,
-            "lines": self._reader.line,
-            "bytes": self._file.tell(),
-            "status": status,
-        }
-        with suppress(OSError):  # a full disk: the next courier sends it again, which adds nothing
-            write_record(self._folder / layout.SENT, noted)
+        journal.note_sent(
+            self._folder,
+            self._journal,
+            store=mlflow_client.fingerprint(),
+            copies=made,
+            run=self._run.id,
+            lines=self._reader.line,
+            bytes=self._file.tell(),
+            status=status,
+        )
 
 
 def delivered(folder: Path) -> bool:
@@ -323,12 +323,11 @@ def sync(runs_root: Path, known: "Known | None" = None) -> int:
     for folder in left:
         try:
             if delivered(folder):
-                # From the beginning: what is there stays once. Another `sync` may do the same.
-                (folder / layout.SENT).unlink(missing_ok=True)
+                _forget(folder)  # what is there stays once; another `sync` may do the same
             _send(folder)
             if changed(folder):  # it has points that nobody logged, which cannot be deleted
                 mlflow_client.client().delete_run(read_record(folder / layout.SENT)["run"])
-                (folder / layout.SENT).unlink()
+                _forget(folder)
                 _send(folder)
         except (JobError, Elsewhere) as error:
             leave(exit_status.FAILED, f"job {folder.parent.name} {error}")
@@ -344,6 +343,11 @@ def sync(runs_root: Path, known: "Known | None" = None) -> int:
     return leave(exit_status.DONE if sent == len(left) else exit_status.FAILED, line)
 
 
+def _forget(folder: Path) -> None:
+    """Have all of an attempt sent again."""
+    journal.note_sent(folder, journal.id_of(folder), run="", status="", lines=0)
+
+
 def _send(folder: Path) -> None:
     """Raises JobError for what is wrong with the job's files or its copies, or what the store
     raises."""
@@ -353,7 +357,7 @@ def _send(folder: Path) -> None:
             if not lock:
                 raise JobError("is running and uploads its results itself")
             held.enter_context(lock)
-            held.enter_context(locks.waiting(folder / layout.COURIER_LOCK))
+            held.enter_context(locks.waiting(folder / layout.COURIER_LOCK, remove=True))
             delivery = Delivery(folder)
         except (OSError, Damaged) as error:
             raise JobError(f"cannot be sent: {cause(error)}") from error

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Line = dict[str, Any]  # a line of the journal (labjobs/job/journal.py)
 
-AT_THE_END = (layout.SETTINGS, layout.CODE, "changes.diff", layout.LOG, layout.BEST)
+AT_THE_END = (layout.SETTINGS, "changes.diff", layout.LOG, layout.BEST)
 """The files that a run gets when its job ends, the small ones first; the journal names the
 others."""
 

@@ -1,6 +1,6 @@
 """What --init-from gives a job to start from: another job's best weights, or its final state.
 
-A job records how long it has trained in `trained.json`. A longer job needs this record to
+A job records how long it has trained in `outcome.json`. A longer job needs this record to
 continue it.
 """
 
@@ -16,7 +16,6 @@ from labjobs import layout
 from labjobs.cli import flags
 from labjobs.cli.flags import as_text
 from labjobs.errors import JobError, SettingsError, few
-from labjobs.files import write_record
 from labjobs.job import attempts, journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import as_command, identity
@@ -125,7 +124,7 @@ def extension_problem(
     return ""
 
 
-READER = "read_length"  # in trained.json: where the length was read outside of the schedule
+READER = "read_length"  # in outcome.json: where the length was read outside of the schedule
 
 
 class Beginning:
@@ -181,9 +180,9 @@ class Beginning:
         before, script = known
         if script != folder.script:
             raise SettingsError(f"{self._flag}: is a job of {script}.py")
-        done = journal.record_of(attempt, layout.TRAINED)
+        done = journal.record_of(attempt, layout.OUTCOME)
         again = f"{as_command(before, script)} --force runs it again"
-        if not done:
+        if "steps" not in done:
             raise SettingsError(
                 f"{self._flag}: that job did not record how long it trained; {again}"
             )
@@ -235,14 +234,8 @@ class Beginning:
     def note_end(self, trained: Trained) -> None:
         """Record how long the job has trained, and whether a longer one could continue."""
         goes_on = not self._reader and can_go_on(self._folder.settings, self._factor, trained)
-        content = {
-            "schema": 1,
-            "id": self._folder.id,
-            **trained._asdict(),
-            READER: self._reader,
-            attempts.GOES_ON: goes_on,
-        }
-        write_record(self._folder.path / layout.TRAINED, content)
+        about = {READER: self._reader, attempts.GOES_ON: goes_on}
+        self._folder.trained = {**trained._asdict(), **about}
 
     @property
     def _flag(self) -> str:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import Dataset
 
-from labjobs import devices, files, layout, machine
+from labjobs import devices, machine
 from labjobs.data import batches as loaders
 from labjobs.data.batches import Batches
 from labjobs.data.order import Collate, Sampler
@@ -237,12 +237,11 @@ class Job(Generic[S]):
         """Keep what the network has to know of the data, a dataclass or a dictionary of plain
         values: jobs.load makes the model again with it."""
         self._spec = asdict(spec) if is_dataclass(spec) else dict(spec)  # type: ignore[arg-type]
-        files.write_json(self._folder.path / layout.SPEC, self._spec)
-        self._folder.journal.files([layout.SPEC])
+        self._folder.note(spec=self._spec)
 
     def save_split(self, **parts: Dataset[Any] | None) -> None:
         """Keep which examples each part of the data has, by name, such as `train`."""
-        self._folder.journal.files(outputs.save_split(self._folder.path, parts))
+        self._folder.note(**outputs.save_split(self._folder.path, parts))
 
     # The loop.
 

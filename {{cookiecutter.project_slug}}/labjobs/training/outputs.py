@@ -279,13 +279,13 @@ def as_png(name: str, image: Any) -> bytes:
 # with numpy.load("runs/.splits/<digest>.npz") as kept:
 #     kept["train"]  # (N,), indices into the dataset that the part was taken from
 #
-# `split.json` in the attempt's folder names that file, which jobs with the same split share, and
-# has the number of examples in each part.
+# The attempt's `settings.json` names that file, which jobs with the same split share, and has the
+# number of examples in each part.
 
 
-def save_split(attempt: Path, parts: Mapping[str, Dataset[Any] | None]) -> list[str]:
-    """Write down which examples each part has; returns the names of the files written in the
-    attempt's folder. Parts that are None, or have no length, are left out."""
+def save_split(attempt: Path, parts: Mapping[str, Dataset[Any] | None]) -> dict[str, Any]:
+    """Write down which examples each part has; returns what settings.json says of it. Parts that
+    are None, or have no length, are left out."""
     sized = {name: part for name, part in parts.items() if hasattr(part, "__len__")}
     indices = {name: underlying(part)[1].numpy() for name, part in sized.items() if part}
     found = hashlib.sha256()
@@ -296,6 +296,4 @@ def save_split(attempt: Path, parts: Mapping[str, Dataset[Any] | None]) -> list[
     if not shared.exists():
         files.write_shared(shared, lambda file: np.savez_compressed(file, **indices))  # type: ignore
     examples = {name: len(part) for name, part in indices.items()}
-    about = {"id": attempt.parent.name, "split": path.as_posix(), "examples": examples}
-    files.write_record(attempt / layout.SPLIT, {"schema": 1, **about})
-    return [layout.SPLIT]
+    return {"split": path.as_posix(), "examples": examples}
