@@ -24,9 +24,9 @@ DRAWING = (
 """A job with batch norm and random numbers, which makes a checkpoint after each step."""
 
 
-def together(project: Project, count: int, *flags: str) -> subprocess.Popen[str]:
+def together(project: Project, count: int, *flags: str, **env: str) -> subprocess.Popen[str]:
     words = ("--standalone", "--nproc-per-node", str(count), "run.py", *flags)
-    return project.command(sys.executable, "-m", "torch.distributed.run", *words)
+    return project.command(sys.executable, "-m", "torch.distributed.run", *words, **env)
 
 
 def said(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -58,8 +58,10 @@ def one(exact):
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_the_losses_are_those_of_one_process(one, count, tmp_path):
     alone, job = one
-    several = alone.copy(tmp_path / "several")
-    succeeded(ended(together(several, count, *ALIKE)))
+    several, temporary = alone.copy(tmp_path / "several"), tmp_path / "above" / "temporary"
+    temporary.mkdir(parents=True)
+    succeeded(ended(together(several, count, *ALIKE, TMPDIR=str(temporary))))
+    assert [*temporary.parent.iterdir()] == [temporary]
     expected, found = alone.journalled(job), several.journalled(job)
     assert len(expected["train_loss"]) == 12
     assert differences(expected, found) < 1e-6

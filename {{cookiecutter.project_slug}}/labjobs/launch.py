@@ -143,6 +143,7 @@ class Following(Attempt):
         folder = self._folder
         folder.runtime = replace(folder.runtime, quiet=True, profile=0)
         self._temporary = Path(tempfile.mkdtemp(prefix="process-"))
+        folder.root = self._shared.parent
         folder.path = self._temporary  # for the messages that process 0 writes to the log
         attempts.begin_with_inputs(folder.settings, folder.runs_root)
         assert self.processes

@@ -241,7 +241,7 @@ class Job(Generic[S]):
 
     def save_split(self, **parts: Dataset[Any] | None) -> None:
         """Keep which examples each part of the data has, by name, such as `train`."""
-        self._folder.note(**outputs.save_split(self._folder.path, parts))
+        self._folder.note(**outputs.save_split(self._folder.root.parent, parts))
 
     # The loop.
 

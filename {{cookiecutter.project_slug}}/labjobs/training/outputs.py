@@ -283,17 +283,16 @@ def as_png(name: str, image: Any) -> bytes:
 # number of examples in each part.
 
 
-def save_split(attempt: Path, parts: Mapping[str, Dataset[Any] | None]) -> dict[str, Any]:
-    """Write down which examples each part has; returns what settings.json says of it. Parts that
-    are None, or have no length, are left out."""
+def save_split(runs: Path, parts: Mapping[str, Dataset[Any] | None]) -> dict[str, Any]:
+    """Write down, in a folder of runs, which examples each part has; returns what settings.json
+    says of it. Parts that are None, or have no length, are left out."""
     sized = {name: part for name, part in parts.items() if hasattr(part, "__len__")}
     indices = {name: underlying(part)[1].numpy() for name, part in sized.items() if part}
     found = hashlib.sha256()
     for name, part in sorted(indices.items()):
         found.update(f"{name} {len(part)}\n".encode() + part.tobytes())
     path = Path(layout.SPLITS, f"{found.hexdigest()[:16]}.npz")
-    shared = attempt.parent.parent / path
-    if not shared.exists():
-        files.write_shared(shared, lambda file: np.savez_compressed(file, **indices))  # type: ignore
+    if not (runs / path).exists():
+        files.write_shared(runs / path, lambda file: np.savez_compressed(file, **indices))  # type: ignore
     examples = {name: len(part) for name, part in indices.items()}
     return {"split": path.as_posix(), "examples": examples}
