@@ -20,8 +20,8 @@ from labjobs.commands.inventory import Project
 from labjobs.errors import SettingsError, few
 from labjobs.files import PROJECT
 from labjobs.job.terminal import WARNINGS, Interruption
-from labjobs.sweeps import arrays, grid, options, states
-from labjobs.sweeps.options import Cluster, expanded
+from labjobs.sweeps import arrays, clusters, grid, options, states
+from labjobs.sweeps.clusters import Cluster, expanded
 from labjobs.tracking import mlflow_client, stored_jobs
 
 LIMIT = "0:02:00"  # Slurm counts in minutes, and warns a minute before the end
@@ -38,17 +38,17 @@ def check(_: Project, given: Namespace) -> int:
     states.lock_snapshot(folder)
     data = PROJECT / expanded(cluster.data or "data")
     files.write_json(folder / layout.SUBMITTED, {"cluster": vars(cluster), "data": _names(data)})
-    system, array, failed = arrays.SYSTEMS[cluster.system], "", False
+    array, failed = "", False
     try:
         script = arrays.script(cluster, PROJECT, "labjobs.commands.cluster", folder)
-        array = system.submit(cluster, script, folder, 1, (), ())
-        print(f"submitted to {cluster.title} as {array}", flush=True)
+        array = cluster.batch.submit(cluster, script, folder, 1, (), ())
+        print(f"submitted to {cluster.batch.title} as {array}", flush=True)
         for line in _results(cluster, array, folder):
             print(line, flush=True)
             failed |= line.startswith(NOT)
     finally:
-        if array and array in system.tasks():
-            options.ask(options.SYSTEMS[cluster.system].cancels, array)
+        if array and array in cluster.batch.tasks():
+            clusters.ask(cluster.batch.cancels, array)
         shutil.rmtree(folder, ignore_errors=True)
     return int(failed)
 
@@ -57,7 +57,7 @@ def _results(cluster: Cluster, array: str, folder: Path) -> Iterator[str]:
     """Yield a line about each thing that works or does not, once that is known."""
     begun, told, state, found = time.monotonic(), 0, "", ""
     while True:
-        before, state = state, arrays.SYSTEMS[cluster.system].tasks().get(array, {}).get(0, "")
+        before, state = state, cluster.batch.tasks().get(array, {}).get(0, "")
         found = (folder / FOUND).read_text("utf-8") if (folder / FOUND).exists() else ""
         if found and not told:
             yield f"{OK}started after {time.monotonic() - begun:.0f} s"
@@ -89,8 +89,7 @@ def main(folder: Path) -> int:
         signal.signal(number, lambda number, _: asked.append(number))
     about = files.read_json(folder / layout.SUBMITTED)
     cluster = Cluster(**about["cluster"])
-    system = arrays.SYSTEMS[cluster.system]
-    array, own, node, _ = system.this_task()
+    array, own, node, _ = cluster.batch.this_task()
     with (folder / FOUND).open("a", encoding="utf-8", buffering=1) as found:
         if found.tell():
             print(f"{OK}{AGAIN}", file=found)
@@ -107,7 +106,7 @@ def main(folder: Path) -> int:
             time.sleep(0.1)
         warned = asked[:1] and asked[0] in WARNINGS
         print(f"{OK if warned else NOT}{WARNING}it came before the limit", file=found)
-    return int(system.put_back(array, own, 0)) if cluster.requeue else 0
+    return int(cluster.batch.put_back(array, own, 0)) if cluster.requeue else 0
 
 
 def _needed(cluster: Cluster, names: list[str]) -> Iterator[tuple[str, str]]:

@@ -1,11 +1,11 @@
 """Many jobs: the grid, queue, GPUs, clusters. May import cli, distributed, job and tracking.
 
-sweep    the command behind run.sh, whose shell part is sweep.sh; options: its flags and clusters
+sweep    the command behind run.sh, whose shell part is sweep.sh; options: its flags, cluster.toml
 grid     the lines of the grid; search: those that draw settings, or stop the worse ones
 forecast what jobs will take, from what others took; the hours that a sweep may take
 states   what state each job is in; the copy of the code that a sweep runs
 gpus     which job has which GPU
 starter  how a job is started, and the check before
 messages about a sweep, by a command of the user's
-arrays   jobs on a cluster, by slurm or gridengine
+arrays   jobs on clusters, by Slurm or Grid Engine
 """

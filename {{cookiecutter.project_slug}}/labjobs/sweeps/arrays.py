@@ -2,8 +2,7 @@
 back.
 
 In the sweep's folder, `submitted.json` has the cluster and the jobs in their order, and `arrays`
-lists the arrays: an id and the index of the first job, a line each. slurm.py and gridengine.py have
-the systems' commands; another system is a module like these.
+lists the arrays: an id and the index of the first job, a line each. clusters.py has the systems.
 """
 
 import json
@@ -16,19 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from labjobs import exit_status, files, layout
 from labjobs.errors import SettingsError, cause
 from labjobs.files import PROJECT
 from labjobs.job.terminal import WARNINGS, counted, leave
-from labjobs.sweeps import gpus, grid, gridengine, slurm
+from labjobs.sweeps import gpus, grid
+from labjobs.sweeps.clusters import SYSTEMS, Cluster, expanded
 from labjobs.sweeps.grid import Entry
-from labjobs.sweeps.options import Cluster, expanded
 from labjobs.sweeps.starter import PAUSE, Running, Starter
-
-SYSTEMS: dict[str, Any] = {"slurm": slurm, "gridengine": gridengine}
-"""Modules with the same functions. A task is named `ARRAY_NUMBER`, with numbers from 0."""
 
 
 def submit(
@@ -39,10 +34,10 @@ def submit(
 
     The jobs were checked at `since`, in ns: what was written before belongs to an earlier sweep.
     """
+    system = cluster.batch
     for job, said in queued.items():
-        if not said.startswith(f"{cluster.title} ") and any(job in e.inputs for e in left):
-            raise SettingsError(f"{cluster.title} cannot wait for job {job}, queued by {said}")
-    system = SYSTEMS[cluster.system]
+        if not said.startswith(f"{system.title} ") and any(job in e.inputs for e in left):
+            raise SettingsError(f"{system.title} cannot wait for job {job}, queued by {said}")
     if any(map(was_given, folder.parent.iterdir())):
         system.tasks()  # without an answer, it could have these jobs already
     arrays = [*_arrays_to_make(left, queued, system.largest_array())]
@@ -68,7 +63,7 @@ def submit(
         tasks |= {entry.job.id: f"{array}_{number}" for number, entry in enumerate(entries)}
         with (folder / layout.ARRAYS).open("a", encoding="utf-8") as file:
             print(array, first, file=file)
-    line = f"{counted(len(left), 'job')} submitted to {cluster.title} as {', '.join(ids)}"
+    line = f"{counted(len(left), 'job')} submitted to {system.title} as {', '.join(ids)}"
     return f"{line}; --list shows them"
 
 
@@ -108,7 +103,7 @@ def was_given(folder: Path) -> bool:
 def has(folder: Path) -> bool:
     """Whether the system still has any of a sweep's jobs, or cannot be asked."""
     try:
-        tasks = SYSTEMS[_submitted(folder)[0].system].tasks()
+        tasks = _submitted(folder)[0].batch.tasks()
     except SettingsError:
         return True
     return any(array in tasks for array, _ in _arrays(folder))
@@ -134,7 +129,8 @@ def queued(sweeps: Path) -> tuple[dict[str, str], list[str]]:
                 for number, state in states.get(array, {}).items():
                     attempt, _ = jobs[start + number]
                     if grid.ended(attempt, since) is None:
-                        found[attempt.parent.name] = f"{cluster.title} {array}_{number} {state}"
+                        task = f"{cluster.batch.title} {array}_{number}"
+                        found[attempt.parent.name] = f"{task} {state}"
     return found, [*problems.values()]
 
 
@@ -173,8 +169,7 @@ def main(folder: Path, first: int) -> int:
     for number in SIGNALS:
         signal.signal(number, lambda number, _: asked.append(number))
     cluster, jobs, since = _submitted(folder)
-    system = SYSTEMS[cluster.system]
-    array, own, node, cores = system.this_task()
+    array, own, node, cores = cluster.batch.this_task()
     attempt, words = jobs[first + own]
     status = grid.ended(attempt, since)  # in an earlier run of this task
     if status is None:
@@ -187,11 +182,11 @@ def main(folder: Path, first: int) -> int:
             words = [word for word in words if word != "--force"]
         if cluster.node_data:  # a job's own --data-root comes later
             words.insert(1 + len(cluster.flags), f"--data-root={expanded(cluster.node_data)}")
-        place = f"{node} ({cluster.title} {array}_{own})"
+        place = f"{node} ({cluster.batch.title} {array}_{own})"
         status = _run(attempt, words, starter, place, cluster.gpus, asked)
     if cluster.requeue and status in [128 + number for number in SIGNALS]:
         try:
-            status = system.put_back(array, own, status)
+            status = cluster.batch.put_back(array, own, status)
         except SettingsError as error:
             leave(status, f"{array}_{own} cannot be put back into the queue: {error}")
     return exit_status.DONE if status == exit_status.NOT_UPLOADED else status

@@ -1,21 +1,21 @@
-"""What a sweep is told: the flags of run.sh, and the clusters that cluster.toml describes."""
+"""What a sweep is told: the flags of run.sh, and what cluster.toml says of clusters."""
 
 import os
 import re
 import shutil
-import subprocess
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from labjobs.cli.flags import option
 from labjobs.cli.parser import parse
 from labjobs.errors import SettingsError, did_you_mean
 from labjobs.files import PROJECT, shown
 from labjobs.settings import setting
+from labjobs.sweeps.clusters import SYSTEMS, Cluster, expanded
 
 HERE = "local"  # for --on
 
@@ -86,33 +86,6 @@ ONLY_HERE = ("gpus", "per_gpu", "retries", "fail_fast", "budget")
 """Flags of a sweep on this machine."""
 
 
-class System(NamedTuple):
-    """A batch system: its name, the commands that submit and cancel jobs, a pattern of the options
-    of the first that run.sh sets, and how it is asked for what a key of cluster.toml says."""
-
-    title: str
-    submits: str
-    cancels: str
-    taken: str
-    forms: Mapping[str, str]
-
-
-SYSTEMS = {
-    "slurm": System(
-        *("Slurm", "sbatch", "scancel"),
-        r"--(array|dependency|output|wrap)\b.*|-[ado].*",
-        {key: f"--{key}={{}}" for key in ("partition", "account", "qos", "constraint", "time")}
-        | {"gpus": "--gres=gpu:{}", "cores": "--cpus-per-task={}", "memory": "--mem={}"},
-    ),
-    "gridengine": System(
-        *("SGE", "qsub", "qdel"),
-        "-(b|e|hold_jid|hold_jid_ad|j|N|o|S|sync|t|tc|terse)",
-        {"partition": "-q {}", "account": "-P {}", "constraint": "-l {}"}
-        | {"gpus": "-l gpu={}", "cores": "-pe smp {}", "time": "-l h_rt={}"},
-    ),
-}
-
-
 def from_environment(variable: str, usual: float) -> float:
     """Return the number that a variable of the environment holds, or the usual one. Raises
     SettingsError."""
@@ -121,68 +94,6 @@ def from_environment(variable: str, usual: float) -> float:
         if float(given) >= 0:
             return float(given)
     raise SettingsError(f"{variable} {given}: must be a number, at least 0")
-
-
-def ask(*command: str, given: str | None = None) -> str:
-    """Return what a command of a batch system prints, `given` what it reads. Raises SettingsError
-    if it fails."""
-    how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
-    try:
-        done = subprocess.run(command, input=given, **how)
-    except FileNotFoundError as error:
-        raise SettingsError(f"there is no {command[0]} on this machine") from error
-    if done.returncode:
-        said = "; ".join(done.stderr.strip().splitlines()) or f"status {done.returncode}"
-        raise SettingsError(f"{command[0]}: {said.removeprefix(f'{command[0]}: ')}")
-    return str(done.stdout)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """A cluster in cluster.toml, whose keys these are, except for the `flag` that chose it and how
-    many jobs run at once, `at_most`."""
-
-    flag: str = "--slurm"
-    system: str = "slurm"
-    partition: str = ""
-    account: str = ""
-    qos: str = ""
-    constraint: str = ""
-    gpus: int = 1
-    cores: int = 0
-    memory: str = ""
-    time: str = ""
-    ask: dict[str, str] = field(default_factory=dict)
-    options: list[str] = field(default_factory=list)
-    requeue: bool = True
-    setup: list[str] = field(default_factory=list)
-    runs: str = ""
-    data: str = ""
-    node_data: str = ""
-    at_most: int | None = None
-
-    @property
-    def title(self) -> str:
-        """The name of its system."""
-        return SYSTEMS[self.system].title
-
-    @property
-    def wanted(self) -> list[str]:
-        """The options that ask for what its jobs need."""
-        forms = {**SYSTEMS[self.system].forms, **self.ask}
-        given = [(form, vars(self)[key]) for key, form in forms.items()]
-        return [word.replace("{}", str(v)) for form, v in given if v for word in form.split()]
-
-    @property
-    def flags(self) -> list[str]:
-        """The flags of its jobs: where runs and data lie."""
-        roots = {"--runs-root": self.runs, "--data-root": self.data}
-        return [f"{flag}={expanded(path)}" for flag, path in roots.items() if path]
-
-
-def expanded(path: str) -> str:
-    """Return a path with the values of its variables, such as $USER."""
-    return os.path.expanduser(os.path.expandvars(path))
 
 
 def read(words: list[str]) -> tuple[Flags, Cluster | None]:
@@ -213,11 +124,11 @@ def read(words: list[str]) -> tuple[Flags, Cluster | None]:
     if not away:
         return flags, None
     found = Cluster() if flags.slurm else cluster(flags.on)
-    system, count = SYSTEMS[found.system], flags.gpus_per_job
+    count, submits = flags.gpus_per_job, found.batch.submits
     if taken := _wrong("options", more, vars(found)):
         raise SettingsError(taken)
-    if not shutil.which(system.submits):
-        raise SettingsError(f"{found.flag}: there is no {system.submits} on this machine")
+    if not shutil.which(submits):
+        raise SettingsError(f"{found.flag}: there is no {submits} on this machine")
     gpus, options = count if found.gpus or count > 1 else 0, [*found.options, *more]
     return flags, replace(found, gpus=gpus, options=options, at_most=flags.at_most)
 
@@ -251,9 +162,8 @@ def cluster(name: str) -> Cluster:
     files = {path: _tables(path) for path in (PROJECT / FILE, own)}
     known = sorted({each for tables in files.values() for each in tables})
     if name not in known:
-        hint = (
-            did_you_mean(name, known) if known else "jobs.py docs clusters shows how to write one"
-        )
+        how = "jobs.py docs clusters shows how to write one"
+        hint = did_you_mean(name, known) if known else how
         raise SettingsError(f"{name}: no such cluster in {FILE}; {hint}")
     values = {key: value for each in files.values() for key, value in each.get(name, {}).items()}
     if values.get("system") not in [*SYSTEMS]:

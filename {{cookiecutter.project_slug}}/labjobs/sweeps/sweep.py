@@ -30,10 +30,11 @@ from labjobs.files import PROJECT
 from labjobs.job import attempts, identity, provenance, terminal
 from labjobs.job.terminal import leave
 from labjobs.sweeps import arrays, gpus, grid, messages, proposals, search, states
+from labjobs.sweeps.clusters import Cluster
 from labjobs.sweeps.forecast import Budget, Forecast
 from labjobs.sweeps.gpus import LOOK, Gpu
 from labjobs.sweeps.grid import STARTED, Entry
-from labjobs.sweeps.options import Cluster, Flags, from_environment, read
+from labjobs.sweeps.options import Flags, from_environment, read
 from labjobs.sweeps.starter import PAUSE, Running, Starter
 from labjobs.tracking import mlflow_client
 
@@ -163,7 +164,7 @@ def _run(
     if not left and cluster:
         count = Counter(entry.state for entry in entries)
         held = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
-        leave(exit_status.DONE, f"nothing submitted to {cluster.title}: {held}")
+        leave(exit_status.DONE, f"nothing submitted to {cluster.batch.title}: {held}")
         return _name_left_out(entries)
     if not left:
         return _end(entries)
