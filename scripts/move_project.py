@@ -1,14 +1,20 @@
-"""Rewrites the imports of a project whose engine was the folder `engine/`, after `cruft update`.
+"""Rewrites the imports of a project whose engine was the folder `engine/`, after `cruft update`,
+and puts the records of its jobs where they are today.
 
     python scripts/move_project.py PROJECT
 
 From then on its files import from the package `labjobs`. Only lines of imports change, the names
-that stand for them, and the line of run.sh that finds the shell part; `git diff` shows them.
+that stand for them, and the line of run.sh that finds the shell part; `git diff` shows them. No job
+may run meanwhile.
 """
 
 import re
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "{{cookiecutter.project_slug}}"))
+
+from labjobs.files import read_json, read_record, write_record
 
 RENAMED = {
     "command": ("jobs_command", r"\bcommand\.run\([^)]*\)", "jobs_command()"),
@@ -62,8 +68,37 @@ def rewritten(text: str) -> str:
     return text
 
 
+GATHERED = {
+    "spec.json": ("settings.json", ()),
+    "split.json": ("settings.json", ("split", "examples")),
+    "code.json": ("settings.json", ("digest",)),
+    "trained.json": (
+        "outcome.json",
+        ("steps", "steps_per_epoch", "early", "read_length", "goes_on"),
+    ),
+    "cost.json": ("sent.json", ("id", "journal", "processes")),
+}
+"""Records that an attempt had: which record has that now, and what of it; the spec as a whole."""
+
+
+def gather(attempt: Path) -> None:
+    """Put the small records of an attempt into those that have their content now."""
+    for old, (name, kept) in GATHERED.items():
+        if not (found := read_json(attempt / old)):
+            continue
+        about = {key: found[key] for key in kept if key in found} if kept else {"spec": found}
+        if "digest" in about:
+            about = {"code": about["digest"]}
+        record = read_record(attempt / name)
+        if name == "sent.json" and record.get("journal") != found["journal"]:
+            record = {"schema": 1, "lines": 0}  # nothing was sent yet
+        if record:
+            write_record(attempt / name, record | about)
+            (attempt / old).unlink()
+
+
 def main() -> int:
-    """Rewrite the files of the project; returns the exit status."""
+    """Rewrite the files of the project, and its jobs' records; returns the exit status."""
     if len(sys.argv) != 2 or not Path(sys.argv[1], "settings.py").is_file():
         print("usage: python scripts/move_project.py PROJECT", file=sys.stderr)
         return 2
@@ -74,6 +109,8 @@ def main() -> int:
         if after != before:
             path.write_text(after)
             print(path)
+    for settings in project.glob("runs/*/*/settings.json"):
+        gather(settings.parent)
     return 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from faults import Project, succeeded
+from labjobs.files import read_record
 from repository import PROJECT, REPOSITORY, commit
 from test_generation import cruft
 
@@ -121,6 +122,8 @@ def test_its_jobs_are_listed_and_drawn_and_a_new_one_runs(project):
     listed = json.loads(done.stdout)
     assert [job["id"] for job in listed] == [job["id"] for job in before]
     assert [job["result"] for job in listed] == [job["result"] for job in before]
+    abouts = [read_record(path) for path in project.root.glob("runs/*/*/settings.json")]
+    assert all(about["spec"]["classes"] and about["examples"]["train"] for about in abouts)
     assert {job["state"] for job in listed} <= {"stale", "pending"}
     finished = next(job for job in before if job["state"] == "finished")
     succeeded(project.run("--epochs=1"))
