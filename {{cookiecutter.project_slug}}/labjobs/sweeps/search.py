@@ -3,7 +3,7 @@
 import hashlib
 import math
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
@@ -68,23 +68,53 @@ def _hash(text: str) -> int:
 
 class Range(NamedTuple):
     """What a flag is drawn from, a `text` such as `log 1e-4 1e-1`, and the condition under which it
-    is given, `--optimizer=sgd`.
-
-    `draw` turns a number in [0, 1) into a value, as a word of a command, and `place` a value into
-    such a number; `choices` are the values of a choice.
-    """
+    is given, `--optimizer=sgd`. Of a choice, `choices` are the values; of other kinds, `low` and
+    `high` the bounds, or the mean and the standard deviation."""
 
     flag: str
     text: str
     condition: str
-    draw: Callable[[float], str]
-    place: Callable[[str], float]
+    kind: str
+    low: float = 0
+    high: float = 0
     choices: Sequence[str] = ()
 
     def holds(self, given: dict[str, str]) -> bool:
         """Return whether the flags that are given fulfil the condition."""
         flag, _, values = self.condition.partition("=")
         return not flag or given.get(flag) in values.split(",")
+
+    def draw(self, u: float) -> str:
+        """Return the value for a number in [0, 1), as a word of a command."""
+        low, high = self.low, self.high
+        match self.kind:
+            case "choice":
+                return self.choices[int(u * len(self.choices))]
+            case "uniform":
+                return f"{low + u * (high - low):.4g}"
+            case "log":
+                return f"{low * (high / low) ** u:.4g}"
+            case "int":
+                return str(low + int(u * (high + 1 - low)))
+            case "logint":  # each whole number has the part of the range that rounds to it
+                return str(round((low - 0.5) * ((high + 0.5) / (low - 0.5)) ** u))
+        return f"{NormalDist(low, high).inv_cdf(u or 2**-60):.4g}"
+
+    def place(self, value: str) -> float:
+        """Return a number for which a value is drawn."""
+        low, high = self.low, self.high
+        match self.kind:
+            case "choice":
+                return (self.choices.index(value) + 0.5) / len(self.choices)
+            case "uniform":
+                return (float(value) - low) / (high - low or 1)
+            case "log":
+                return math.log(float(value) / low) / (math.log(high / low) or 1)
+            case "int":
+                return (int(value) + 0.5 - low) / (high + 1 - low)
+            case "logint":
+                return math.log(int(value) / (low - 0.5), (high + 0.5) / (low - 0.5))
+        return NormalDist(low, high).cdf(float(value))
 
 
 def parse(flag: str, text: str) -> Range:
@@ -98,15 +128,7 @@ def parse(flag: str, text: str) -> Range:
     try:
         words = shlex.split(form)[1:]
         if kind == "choice" and words:
-            count = len(words)
-            return Range(
-                flag,
-                text,
-                condition,
-                lambda u: words[int(u * count)],
-                lambda v: (words.index(v) + 0.5) / count,
-                words,
-            )
+            return Range(flag, text, condition, kind, choices=words)
         low, high = map(int if kind.endswith("int") else float, words)
     except ValueError:
         low, high = 0, -1
@@ -116,38 +138,7 @@ def parse(flag: str, text: str) -> Range:
     elif not low <= high or (kind.startswith("log") and low <= 0) or math.isinf(high - low):
         rising = "with two increasing numbers, both above 0 for log and logint"
         raise SettingsError(f"search: {flag} '{form}': must look like '{kind} 1 10', {rising}")
-    return Range(flag, text, condition, *_numbers(kind, low, high))
-
-
-def _numbers(
-    kind: str, low: float, high: float
-) -> tuple[Callable[[float], str], Callable[[str], float]]:
-    """How numbers of a range are drawn and placed."""
-    match kind:
-        case "uniform":
-            width = high - low
-            return (lambda u: f"{low + u * width:.4g}"), lambda v: (float(v) - low) / (width or 1)
-        case "log":
-            ratio = math.log(high / low) or 1
-            return (
-                lambda u: f"{low * (high / low) ** u:.4g}",
-                lambda v: math.log(float(v) / low) / ratio,
-            )
-        case "int":
-            count = high + 1 - low
-            return (lambda u: str(low + int(u * count))), lambda v: (int(v) + 0.5 - low) / count
-        case "logint":  # each whole number has the part of the range that rounds to it
-            below, above = low - 0.5, high + 0.5
-            return (
-                lambda u: str(round(below * (above / below) ** u)),
-                lambda v: math.log(int(v) / below, above / below),
-            )
-        case _:
-            normal = NormalDist(low, high)
-            return (
-                lambda u: f"{normal.inv_cdf(u or 2**-60):.4g}",
-                lambda v: normal.cdf(float(v)),
-            )
+    return Range(flag, text, condition, kind, low, high)
 
 
 def jobs(words: list[str]) -> Iterator[tuple[list[str], dict[str, Any]]]:
