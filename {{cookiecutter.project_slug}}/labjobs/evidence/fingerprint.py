@@ -492,9 +492,7 @@ class Closure:
                 self._put_file(f"file:{file.relative_to(self._folder).as_posix()}", file, "")
             if is_file and word.endswith(".py"):  # perhaps run in a separate process
                 module = self._symbols.name_of(file)
-                if (
-                    not self._runs_programs
-                ):  # otherwise, modules that are not imported name files too
+                if not self._runs_programs:  # else modules that are not imported name files too
                     self._imports[""].update(parents(module))
                 self._take_whole(module, "", why) if module else self._take_everything("", why)
             elif is_python and not is_file and not re.search(r"\s", word):
