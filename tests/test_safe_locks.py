@@ -6,9 +6,13 @@ import os
 import shlex
 import stat
 import subprocess
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from faults import job_of, one_line, silent, succeeded
+from labjobs import locks as file_locks
+from labjobs.commands.disk import Useless
 from sweeps import Lab, light, write_grid
 
 QUICK = ("--epochs", "1", "--batch-size", "256")
@@ -159,3 +163,24 @@ def test_a_file_system_without_locks_is_named_with_the_way_out(project, number):
             assert "this file system has no locks" in said and "--runs-root" in said
     finally:
         site.unlink()
+
+
+def test_an_attempt_that_is_removed_is_locked_until_it_is_gone(tmp_path):
+    """A job could otherwise begin there while the store is asked."""
+    attempt, held = tmp_path / "0123456789ab" / "01234567", list[int]()
+    attempt.mkdir(parents=True)
+    (attempt / "lock").touch()
+
+    class Store:
+        problem, runs = "", dict[str, object]()
+
+        def of(self, *_: str) -> list[object]:
+            if not (other := os.fork()):
+                os._exit(file_locks.held(attempt / "lock"))
+            held.append(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
+            return []
+
+    project: Any = SimpleNamespace(view=SimpleNamespace(known=Store()), runs_root=tmp_path)
+    job: Any = SimpleNamespace(id=attempt.parent.name)
+    Useless(attempt, "", [attempt], job).remove(project)
+    assert held == [1] and not attempt.exists()

@@ -92,6 +92,7 @@ class Useless(NamedTuple):
         has removed it, OSError, ConnectionError."""
         if self.path.is_symlink():
             raise JobError("it is a link, which is not followed")
+        own = [*map(owner_of, self.attempts)]  # read before: closing a lock's file would free it
         with ExitStack() as held:
             for attempt in self.attempts:
                 uploads = locks.held(attempt / layout.COURIER_LOCK)
@@ -103,7 +104,6 @@ class Useless(NamedTuple):
                 known = project.view.known
                 if known.problem:
                     raise ConnectionError(known.problem)
-                own = [*map(owner_of, self.attempts)]
                 for run in known.of(self.job.id, "running"):  # with any code
                     if run["tags"].get("owner") not in own:
                         raise JobError(f"it is running on {run['tags'].get('host')}")
