@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from odd_grids import DEVICES, Grid
+from pytest import approx
 from scipy import optimize, stats
 
 CONFIRMING = 1000
 LABELS = {"lr": "learning rate", "weight_decay": "weight decay", "split_seed": "split seed"}
 REPEATS = ("seed", "fold", "split_seed")
 SPLITS = ("fold", "split_seed")
+ARROWS = ("<", ">", "^", "v")  # at the ends of intervals that go on
 BARE = ("model", "optimizer")  # whose values may stand without their names
 ENDED = ("finished", "diverged", "unknown")
 WORDS = {"val": "validation", "test": "test"}
@@ -431,7 +433,28 @@ class Caption:
             self.listed(names, kinds[each.split()[0]])
 
     def baseline(self, said: str) -> None:
-        assert parts_of(said) == ranked(self.groups, self.shown)[0]
+        first, metric = ranked(self.groups, self.shown)[0], replace(self.shown, part="test")
+        assert parts_of(said) == first
+        found = differences({**self.tested, first: self.groups[first]}, first, metric)
+        for name, dots in self.rows():
+            each, _, p = found[name]
+            assert [x for x, _ in dots] == approx([each.ends[0]]), (name, dots, each.ends)
+            assert [filled for _, filled in dots] == [p < 0.05], (name, p)
+
+    def rows(self) -> "Iterable[tuple[Name, list[tuple[float, bool]]]]":
+        """The rows that are drawn, and where their dots are, and whether these are filled."""
+        if self.figure is None:
+            return
+        axis = self.figure.axes[0]
+        single = [
+            (float(line.get_xdata()[0]), float(line.get_ydata()[0]), line)
+            for line in axis.lines
+            if len(line.get_xdata()) == 1 and line.get_marker() not in ARROWS
+        ]
+        for row, tick in enumerate(axis.get_yticklabels()):
+            own = [(x, line) for x, y, line in single if abs(y - row) < 0.5]
+            dots = [(x, line.get_markerfacecolor() != "white") for x, line in own]
+            yield parts_of(" ".join(tick.get_text().split())), dots
 
     def choice(self, among: str, _names: str, metric: str, median: str, named: str) -> None:
         assert among == between(self.among) and metric == self.chooser.text
@@ -613,6 +636,12 @@ def _ranking(c: Caption, title: str, first: str, repeats: str) -> None:
     c.title(title)
     c.first(first)
     c.repeats(repeats)
+    assert c.figure is None or [n for n, _ in c.rows()] == ranked(c.groups, c.shown)[:12]
+    for name, dots in c.rows():
+        for metric in (c.shown, replace(c.shown, part="test")):
+            if metric.column in c.jobs and len(known(c.groups[name], metric)):
+                mean = interval(c.groups[name], metric)[0]
+                assert any(x == approx(mean) for x, _ in dots), (name, metric.text, mean, dots)
 
 
 def _throughput(c: Caption, devices: str, first: str, repeats: str) -> None:
@@ -634,6 +663,9 @@ def _reached(c: Caption, title: str, goal: str, devices: str, interval: str) -> 
     c.goal(title, goal)
     c.hardware(devices)
     assert bool(interval) != c.among_many
+    for line in c.figure.axes[0].lines if c.figure else ():
+        own = c.groups[parts_of(line.get_label())]
+        assert line.get_ydata()[-1] == approx(c.reached(c.target())[own.index].mean())
 
 
 def _early(c: Caption) -> None:

@@ -258,9 +258,9 @@ class Tables(Caption):
                 )
                 if heading in heads:
                     cell = rows[task if turned else row][heads.index(heading) - 1]
-                    bold = bool(found) and (
-                        row in first or (row in found and found[row][2] >= 0.05)
-                    )
+                    lost = alike[row]["state"].isin(["diverged", "failed"]).any()
+                    equal = row in found and found[row][2] >= 0.05 and not lost
+                    bold = bool(found) and (row in first or equal)
                     assert cell.bold == bold, (record, found.get(row))
 
     def votes(self, jobs: pd.DataFrame, alike: Any) -> dict[str, pd.DataFrame]:

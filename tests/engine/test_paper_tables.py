@@ -88,11 +88,15 @@ def test_lost_jobs_stand_in_place_of_the_mean_of_the_others(store):
         {"job_id": "p", "lr": 2, "seed": 4, "monitor": "val_accuracy", "state": "paused"},
         {"job_id": "q", "lr": 4, "seed": 0, "monitor": "val_accuracy", "state": "paused"},
     ]
-    found = texts(paper_tables.results(jobs))
+    table = paper_tables.results(jobs)
+    found = texts(table)
     assert found["lr 1"][0] == "1/4 diverged"
     assert found["lr 2"][0] == "1/5 failed"
     assert found["lr 3"][0] == "1/1 failed"
     assert found["lr 4"][0] == "1/1 paused"
+    bold = {name for name, row in table.rows.items() if row[0].bold}
+    assert bold == {name for name, row in table.rows.items() if row[0].chosen}
+    assert "all rows, none of whose jobs diverged or failed, whose test results" in table.about
 
 
 def test_what_is_in_no_mean_is_said(store):

@@ -302,7 +302,7 @@ def test_a_map_has_no_more_digits_than_its_intervals_justify():
 
 def test_what_is_neither_cheaper_nor_better_is_not_on_the_line():
     _, ax = figures.figure()
-    each = {"small": (1, 0.5), "worse": (2, 0.4), "large": (9, 0.8)}
+    each = {"as cheap": (1, 0.3), "small": (1, 0.5), "worse": (2, 0.4), "large": (9, 0.8)}
     series = {name: jobs(HIGHER, cost=[price], y=[y]) for name, (price, y) in each.items()}
     plots.costs(ax, series, "cost", HIGHER, style.looks(series))
     (front,) = [line for line in ax.lines if line.get_drawstyle() == "steps-post"]

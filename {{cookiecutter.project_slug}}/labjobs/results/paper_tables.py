@@ -126,8 +126,9 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
             each = {name: sample(found, metric) for name, found in alike.items()}
             found = differences(each, first) if metric.part == "test" and first else {}
             every += each.values()
-            bold = {first, *(name for name, one in found.items() if not one.is_certain)}
-            cells = _column(each, alike)
+            whole = [name for name, one in each.items() if not _lost(alike[name], len(one))]
+            alike_first = [n for n in whole if n in found and not found[n].is_certain]
+            cells, bold = _column(each, alike), {first, *alike_first}
             table.add(
                 Column(_title(metric), task),
                 [
@@ -547,7 +548,9 @@ def _unknown(table: Table, metrics: Iterable[Measured]) -> str:
 def _bold(table: Table, each: str = "rows", of: str = "column") -> str:
     """What bold cells and dashes are, if there are any."""
     cells = [cell for row in table.rows.values() for cell in row]
-    bold = f" Bold: † and all {each} whose test results cannot be told apart from its own (5% "
+    lost = any(cell.text.endswith(LOST) for cell in cells)
+    those = f"{each}, none of whose jobs {' or '.join(LOST)}," if lost else each
+    bold = f" Bold: † and all {those} whose test results cannot be told apart from its own (5% "
     bold += f"level for all {each} of a {of} together)."
     dash = f" {NOTHING}: not run."
     return bold * any(c.bold for c in cells) + dash * any(c.text == NOTHING for c in cells)

@@ -245,16 +245,16 @@ def costs(
     prices = {name: price for name, price in prices.items() if price > 0}
     if not prices:
         raise NoResults("the jobs have no record of what they cost")
+    each = {name: sample(known[name], metric) for name in prices}
     best, front = -np.inf, []
-    for name in sorted(prices, key=lambda name: prices[name]):
-        found, look, price = sample(known[name], metric), drawn[name], prices[name]
-        mean, low, high = found.interval
+    for name in sorted(each, key=lambda n: (prices[n], -metric.sign * each[n].interval.mean)):
+        look, price, (mean, low, high) = drawn[name], prices[name], each[name].interval
         if metric.sign * mean > best:
             best = metric.sign * mean
             front.append((price, mean))
         if look.interval:
             ax.plot([price] * 2, [low, high], color=look.colour, linewidth=0.7, gid=INTERVAL)
-        face = {} if len(found) > 1 else SINGLE
+        face = {} if len(each[name]) > 1 else SINGLE
         ax.plot(price, mean, look.marker, color=look.colour, label=name, **face)
     ax.plot(*zip(*front, strict=True), color=GREY, linewidth=0.8, drawstyle="steps-post", zorder=1)
     if max(prices.values()) > DECADE * min(prices.values()):
