@@ -75,8 +75,8 @@ def one_round(training: Training, steps: int) -> tuple[float, float, float]:
         job.make()
         job.take()
         job.open()
-        state = TrainingState(job.path, job.journal, 1e-9)
-        state.add({"model": training.model, "optimizer": training.optimizer})
+        parts = {"model": training.model, "optimizer": training.optimizer}
+        state = TrainingState(job.path, job.journal, 1e-9, parts)
         nothing = training.delay(steps, lambda: None)
         background = training.delay(steps, lambda: save(state))
         state.close()

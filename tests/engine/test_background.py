@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from labjobs.training.background import Background
+from labjobs.training.compilation import Background
 from torch import nn
 from toy import Loop
 

@@ -17,7 +17,6 @@ from labjobs.errors import Diverged, JobError, SettingsError, cause, first_line
 from labjobs.files import CODE, PROJECT, shown
 from labjobs.job import attempts, code_evidence, identity, provenance, runtime, terminal
 from labjobs.job.attempts import Evidence
-from labjobs.job.data_evidence import Places
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Interrupted, Stopped, as_line, leave, log, parts_of
 from labjobs.settings import as_plain
@@ -53,11 +52,7 @@ class Attempt:
         self.label = folder.label
         self._store_is_away = ""
         self._begin()
-
-    @property
-    def place(self) -> tuple[Path, Places]:
-        """Where the attempt and its data are."""
-        return self._folder.path, self._folder.places
+        self.place = folder.path, folder.places  # of the attempt and its data
 
     @property
     def _first(self) -> "First | None":

@@ -205,38 +205,33 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = _module(device).Stream(device) if runs_ahead(device) else None
-
-    @property
-    def raw(self) -> Any:
-        """torch's own object; None on a device with a single queue."""
-        return self._stream
+        self.raw = _module(device).Stream(device) if runs_ahead(device) else None  # torch's own
 
     def __enter__(self) -> Self:
-        if self._stream:
-            self._context = _module(self._device).stream(self._stream)
+        if self.raw:
+            self._context = _module(self._device).stream(self.raw)
             self._context.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._stream:
+        if self.raw:
             self._context.__exit__(*error)
 
     def wait_stream(self) -> None:
         """Have what comes next on it wait for what the current stream has been told so far."""
-        if self._stream:
-            self._stream.wait_stream(self._current())
+        if self.raw:
+            self.raw.wait_stream(self._current())
 
     def synchronize(self) -> None:
         """Wait until the device has done all that is on it."""
-        if self._stream:
-            self._stream.synchronize()
+        if self.raw:
+            self.raw.synchronize()
 
     def hand_over(self, tensors: Iterable[Tensor]) -> None:
         """Have the current stream wait for it, and own the tensors that were made on it."""
-        if self._stream:
+        if self.raw:
             current = self._current()
-            current.wait_stream(self._stream)
+            current.wait_stream(self.raw)
             for tensor in tensors:
                 tensor.record_stream(current)
 
@@ -375,7 +370,7 @@ class GlobalStreams:
         """Return where the numbers of process 0 are, as plain values and tensors, with those of the
         others."""
         own = self._own_state()
-        mine = {**own, "drawn": not _same(own, self._begun)}
+        mine = {**own, "drawn": not same(own, self._begun)}
         first, *others = self._processes.everyones(mine)
         return {**first, "others": others}
 
@@ -395,14 +390,11 @@ class GlobalStreams:
             )
 
     def _own_state(self) -> dict[str, Any]:
-        device, on_cpu = self._device, torch.get_rng_state()
-        kind, keys, *rest = np.random.get_state(legacy=True)
-        of_device = on_cpu if device.type == "cpu" else _module(device).get_rng_state(device)
+        on_host, kind = host_numbers(), self._device.type
+        on_cpu, module = on_host["torch"], _module(self._device)
         return {
-            "torch": on_cpu,
-            "device": {device.type: of_device},
-            "python": random.getstate(),
-            "numpy": (kind, np.asarray(keys).tolist(), *rest),
+            **on_host,
+            "device": {kind: on_cpu if kind == "cpu" else module.get_rng_state(self._device)},
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -420,10 +412,17 @@ def _seed_all(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Whether two nested values are the same."""
+def host_numbers() -> dict[str, Any]:
+    """Return where the host's global random numbers are."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    of_numpy = (kind, np.asarray(keys).tolist(), *rest)
+    return {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": of_numpy}
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two nested values are the same."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     return bool(one == other)

@@ -138,6 +138,7 @@ class Following(Attempt):
     ) -> None:
         self.processes, self._shared, self._places = processes, shared, places
         super().__init__(folder)
+        self.place = shared, places
 
     def _begin(self) -> None:
         folder = self._folder
@@ -149,11 +150,6 @@ class Following(Attempt):
         assert self.processes
         notes = self._shared / data_evidence.of_process(self.processes.rank.number)
         data_evidence.join((notes, self._places))
-
-    @property
-    def place(self) -> tuple[Path, Places]:
-        """Where process 0's attempt is, and its data."""
-        return self._shared, self._places
 
     def _open(self) -> None:
         self._folder.journal = Journal(self._folder.path, self._folder.runtime.log_every)

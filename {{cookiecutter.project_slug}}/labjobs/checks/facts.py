@@ -26,7 +26,7 @@ from torch.utils.data import Dataset, Subset
 from labjobs.data import trees
 from labjobs.data.batches import Batches
 from labjobs.data.order import Sampler
-from labjobs.data.streams import is_stream
+from labjobs.data.workers import is_stream
 from labjobs.job import journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Paused

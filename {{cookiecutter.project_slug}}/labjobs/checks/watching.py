@@ -37,7 +37,7 @@ from labjobs.checks.facts import (
 )
 from labjobs.data.batches import Batches
 from labjobs.data.order import examples_at, underlying
-from labjobs.data.streams import is_stream
+from labjobs.data.workers import is_stream
 from labjobs.devices import GlobalStreams
 from labjobs.errors import few
 from labjobs.files import CODE

@@ -4,7 +4,7 @@ There are two loaders: `resident` keeps all examples on the device, as they are,
 by index; `workers` reads batches in processes beside training. Both give the same batches in the
 same order. A batch has the nesting of an example (tuples, lists, dicts, dataclasses), with tensors
 of one more dimension, or is what a function of the student's makes of a list of examples (collate).
-A stream, whose examples have no index, comes in its own order (streams.py).
+A stream, whose examples have no index, comes in its own order.
 """
 
 from collections.abc import Callable, Iterator, Sized
@@ -20,8 +20,7 @@ from torch.utils.data import Dataset
 
 from labjobs.data import trees
 from labjobs.data.order import Collate, Order, Sampler, examples_at, tensors, underlying
-from labjobs.data.streams import Place, Stream, is_stream
-from labjobs.data.workers import Workers
+from labjobs.data.workers import Place, Stream, Workers, is_stream
 from labjobs.devices import free_memory, runs_ahead
 from labjobs.distributed.ranks import ALONE, Rank
 from labjobs.errors import JobError, SettingsError

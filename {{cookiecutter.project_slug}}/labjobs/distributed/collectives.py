@@ -7,14 +7,12 @@ in the same order, from the main thread. Source: docs.pytorch.org/docs/stable/di
 import atexit
 import os
 from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
 from datetime import timedelta
 from secrets import token_bytes
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
 from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 
@@ -144,11 +142,6 @@ def added(sums: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]
 # Tensors of which each process of a job holds a part (--shard), in code that meets others as well.
 # Nothing here imports what torch has for them, which takes a second.
 
-M = TypeVar("M", bound=nn.Module)
-
-copiers: WeakKeyDictionary[nn.Module, Callable[[Any], Any]] = WeakKeyDictionary()
-"""How networks are copied that are divided among processes."""
-
 
 def is_divided(tensor: Any) -> bool:
     """Return whether each process of the job holds a part of a tensor (torch's DTensor)."""
@@ -166,9 +159,3 @@ def gathered(tensor: Any) -> Tensor:
     host holds it once. All processes call it."""
     whole: Tensor = tensor.detach().full_tensor()
     return whole if tensor.device_mesh.get_rank() == 0 else whole.new_empty(0)
-
-
-def copied(model: M) -> M:
-    """Return a copy of a model, divided if the model is."""
-    copy: M = copiers.get(model, deepcopy)(model)
-    return copy

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 from torch.optim import SGD, Optimizer
 
-from labjobs.distributed.collectives import copiers, is_divided, own
+from labjobs.distributed.collectives import is_divided, own
 from labjobs.errors import SettingsError
 
 Blocks = Callable[[nn.Module], Iterable[nn.Module]]
@@ -59,7 +59,7 @@ def divide(model: nn.Module, mesh: DeviceMesh, blocks: Blocks) -> None:
         weight.data = weight.data.contiguous()
     empty = _without_weights(model, torch.device("meta"))
     _divide(model, mesh, blocks)
-    copiers[model] = partial(_copied, empty, mesh, blocks)
+    vars(model)["__deepcopy__"] = partial(_copied, model, empty, mesh, blocks)
 
 
 def prepare(optimizer: Optimizer) -> None:
@@ -104,7 +104,10 @@ def _without_weights(model: nn.Module, device: torch.device) -> nn.Module:
     return deepcopy(model, made)
 
 
-def _copied(empty: nn.Module, mesh: DeviceMesh, blocks: Blocks, model: nn.Module) -> nn.Module:
+def _copied(
+    model: nn.Module, empty: nn.Module, mesh: DeviceMesh, blocks: Blocks, _memo: object
+) -> nn.Module:
+    """What `copy.deepcopy` makes of a divided model, which torch refuses to copy."""
     copy = _without_weights(empty, torch.device("cpu"))  # pages that nobody writes take no memory
     copy.train(model.training)
     _divide(copy, mesh, blocks)

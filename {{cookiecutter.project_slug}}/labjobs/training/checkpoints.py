@@ -219,7 +219,8 @@ SCHEMA = 1
 
 
 class TrainingState:
-    """The parts of a training loop and their checkpoints. `best` is the content of best.pt.
+    """The parts of a training loop and their checkpoints. `best` is the content of best.pt. Raises
+    JobError for a part without a state that can be restored.
 
     Of several processes, all make the same calls; process 0 writes. With `shard`, what is divided
     among them is gathered for it, and divided again by the parts that load it, among any number.
@@ -230,34 +231,26 @@ class TrainingState:
         folder: Path,
         journal: Journal,
         minutes: float,
+        parts: Mapping[str, Part],
         processes: Processes | None = None,
         shard: bool = False,
     ) -> None:
         self._folder, self._journal = folder, journal
         self._processes, self._shard = processes or Processes(), shard
         self._writes = self._processes.rank.number == 0
-        self._parts: dict[str, Part] = {}
+        self._parts = parts
         self._interval = 60 * minutes
         self._saved = time.monotonic()
         self._writer = Writer()
         self._last: Future[None] | None = None  # the writing of last.pt
         self.best: dict[str, Any] = {}
-
-    def add(self, parts: Mapping[str, Part]) -> None:
-        """Register parts.
-
-        Raises JobError for one without a state that can be restored, or a name used twice.
-        """
         for name, part in parts.items():
-            if name in self._parts:
-                raise JobError(f"job.resume: two parts are named {name}")
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise JobError(f"job.resume: {name} needs state_dict() and load_state_dict()")
-            if self._shard and isinstance(part, Optimizer):
+            if shard and isinstance(part, Optimizer):
                 from labjobs.distributed import fsdp  # slow
 
                 fsdp.prepare(part)
-            self._parts[name] = part
             self._state_of(name)
 
     @property

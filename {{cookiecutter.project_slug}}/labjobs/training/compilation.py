@@ -1,5 +1,5 @@
 """How the student's functions are called: forward functions under autocast, compiled where that is
-worth it; a whole optimizer step as one CUDA graph.
+worth it; an evaluation in the background; a whole optimizer step as one CUDA graph.
 
 Compiled code is kept in the project's `.cache`, so the second job of a kind starts warm. Source:
 docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler.html.
@@ -7,10 +7,11 @@ docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler.html.
 
 import logging
 import os
-import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -79,11 +80,8 @@ class _Recomputed:
     # Compiled, the second pass would update the statistics again.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _with_norms(self, forward: Callable[..., Any], *inputs: Any) -> Any:
-        return checkpoint(forward, *inputs, use_reentrant=False, context_fn=self._contexts)
-
-    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """The contexts of the first and the second forward pass."""
-        return nullcontext(), _statistics_kept(self._norms)
+        contexts = lambda: (nullcontext(), _statistics_kept(self._norms))  # noqa: E731
+        return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts)
 
 
 @contextmanager
@@ -233,7 +231,7 @@ class Prepared:
     def __init__(
         self, forward: Function, precision: Precision, compile: str, usual: Shapes | None = None
     ) -> None:
-        self._precision = precision
+        self.precision = precision
         self.plain = forward
         self.compiled = compile != "off"
         if self.compiled:
@@ -243,14 +241,9 @@ class Prepared:
             self._for_any = compiled(region(forward), without, dynamic=True)
         self._usual: Shapes = {} if usual is None else usual
 
-    @property
-    def precision(self) -> str:
-        """The number format, with `auto` resolved."""
-        return self._precision.name
-
     def __call__(self, model: nn.Module, batch: Any, *more: Any) -> tuple[Any, ...]:
         """Return the loss (), what was measured, with its sums if compiled, and anything else."""
-        with self._precision.autocast():
+        with self.precision.autocast():
             compiled = self._compiled_for(model.training, batch)
             if not compiled:
                 return self.plain(model, batch, *more)
@@ -291,6 +284,99 @@ def region(forward: Function) -> Region:
     # torch counts what it compiles by code object, and gives up at eight.
     run.__code__ = run.__code__.replace()
     return run
+
+
+# A function of a model's weights, such as an evaluation, that runs while training goes on.
+#
+# A thread calls the function with a copy of the weights, on a GPU on a stream of its own. A result
+# comes when the function is asked for the next time, however fast it was, so that what is made of
+# it does not depend on that; after the last interval all of them come.
+#
+# What runs in the background must not draw from the global random numbers, which training draws
+# from. torch.compile sets them back to where they were when it began to compile, so training waits
+# for what may compile: the first call.
+
+LOOK = 0.1  # seconds after which a wait for a result checks for a signal
+
+
+class Background:
+    """The calls of one function in a thread, one after another, on a copy of a model's weights."""
+
+    def __init__(self, device: torch.device, check: Callable[[], None]) -> None:
+        self._device, self._check = device, check
+        self.compiles = False  # whether calls may compile
+        self._thread = ThreadPoolExecutor(1, "background", devices.in_thread, initargs=(device,))
+        self._copy: nn.Module | None = None  # of the model, used on a stream of its own
+        self._pending: list[tuple[dict[str, Any], nn.Module, Future[Any]]] = []  # one at most
+        self._restored: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._begun = -1
+
+    def results(
+        self, function: Callable[[nn.Module], Any], model: nn.Module, at: dict[str, Any], last: bool
+    ) -> Iterator[tuple[dict[str, Any], Any, nn.Module]]:
+        """Yield what is due, as (when it was asked for, result, weights), and begin the next call.
+
+        `at` has the `step` at which it is asked for. The weights change after they were yielded.
+        Raises what the function raised.
+        """
+        for asked, weights in self._restored:
+            self._submit(function, model, weights, asked)
+        self._restored = []
+        if at["step"] > self._begun:
+            yield from self._finished()
+            self._begun = at["step"]
+            self._submit(function, model, model.state_dict(), at)
+        if last:
+            yield from self._finished()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the weights whose results are still missing."""
+        pending = [(at, copy.state_dict()) for at, copy, _ in self._pending]
+        return {"begun": self._begun, "pending": pending or self._restored}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have the function called for these weights again, when it is known."""
+        self._begun, self._restored = state["begun"], state["pending"]
+
+    def close(self) -> None:
+        """Wait for the running call."""
+        self._thread.shutdown(cancel_futures=True)
+        self._pending.clear()
+
+    def _finished(self) -> Iterator[tuple[dict[str, Any], Any, nn.Module]]:
+        for at, copy, result in self._pending:
+            found = self._wait(result)
+            self._pending = []
+            yield at, found, copy
+
+    def _wait(self, result: Future[Any]) -> Any:
+        self._check()
+        while wait([result], LOOK).not_done:
+            self._check()
+        return result.result()
+
+    def _submit(
+        self,
+        function: Callable[[nn.Module], Any],
+        model: nn.Module,
+        weights: dict[str, Any],
+        at: dict[str, Any],
+    ) -> None:
+        first = self._copy is None
+        if self._copy is None:
+            self._copy, self._stream = deepcopy(model), devices.SideStream(self._device)
+        self._copy.load_state_dict(weights)
+        self._stream.wait_stream()
+        result = self._thread.submit(self._call, function, self._copy)
+        self._pending = [(at, self._copy, result)]
+        if first and self.compiles:
+            self._wait(result)
+
+    def _call(self, function: Callable[[nn.Module], Any], model: nn.Module) -> Any:
+        with self._stream:
+            result = function(model)
+        self._stream.synchronize()  # the result may be tensors, and is read on another stream
+        return result
 
 
 # An optimizer step as one CUDA graph: the host says once what a step is, and then only "again".
@@ -334,15 +420,13 @@ class GraphedStep:
     def __call__(self, batch: Any) -> None:
         """Take a step. Raises JobError, with the line, for what cannot be recorded."""
         form = self._form_of(batch)
-        if self._graph and form == self._graph.form:
-            self._graph.replay(batch, self._set_rates)
-            return
-        self._alike = self._alike + 1 if form == self._form else 1
-        self._form = form
-        if self._alike <= ALIKE:
-            self._take(batch)
-            return
-        self._graph = self._recorded(batch, form)
+        if not (self._graph and form == self._graph.form):
+            self._alike = self._alike + 1 if form == self._form else 1
+            self._form = form
+            if self._alike <= ALIKE:
+                self._take(batch)
+                return
+            self._graph = self._recorded(batch, form)
         self._graph.replay(batch, self._set_rates)
 
     def _take(self, batch: Any) -> None:
@@ -370,12 +454,11 @@ class GraphedStep:
     @contextmanager
     def _rates_as_tensors(self) -> Iterator[None]:
         """Within, the optimizers' learning rates are tensors, as a graph needs them."""
-        before = [(group["lr"], group.get("capturable")) for group in self._groups]
+        kept = ("lr", "capturable")
+        before = [{key: group[key] for key in kept if key in group} for group in self._groups]
         self._set_rates()
-        for group, rate in zip(self._groups, self._rates, strict=True):
-            group["lr"] = rate
-            if "capturable" in group:
-                group["capturable"] = True
+        for group, own, rate in zip(self._groups, before, self._rates, strict=True):
+            group |= dict.fromkeys(own, True) | {"lr": rate}
         try:
             yield
             if any(g["lr"] is not r for g, r in zip(self._groups, self._rates, strict=True)):
@@ -383,10 +466,8 @@ class GraphedStep:
                     "job.graphed: set learning rates before the step, not in it, or add --graph off"
                 )
         finally:
-            for group, (rate, capturable) in zip(self._groups, before, strict=True):
-                group["lr"] = rate
-                if "capturable" in group:
-                    group["capturable"] = capturable
+            for group, own in zip(self._groups, before, strict=True):
+                group |= own
 
     def _recorded(self, batch: Any, form: Any) -> "_Graph":
         """Record a step; nothing is computed."""
@@ -406,7 +487,7 @@ class GraphedStep:
         finally:
             self.recording = False
         for what, value in self._on_the_host().items():
-            if value != before[what]:
+            if not devices.same(value, before[what]):
                 raise JobError(
                     f"job.graphed: the step changes {what} on the host, which a graph does not; do "
                     "so outside of the step, or add --graph off"
@@ -416,15 +497,8 @@ class GraphedStep:
 
     def _on_the_host(self) -> dict[str, Any]:
         """What Python would change in a step, and a graph does not."""
-        kind, keys, *rest = np.random.get_state(legacy=True)
-        return {
-            "random numbers": (
-                torch.get_rng_state().tolist(),
-                random.getstate(),
-                (kind, np.asarray(keys).tolist(), *rest),
-            ),
-            **{f"`{name}`": _plain(part) for name, part in self._parts.items()},
-        }
+        states = {f"`{name}`": _plain(part) for name, part in self._parts.items()}
+        return {"random numbers": devices.host_numbers(), **states}
 
 
 class _Graph:

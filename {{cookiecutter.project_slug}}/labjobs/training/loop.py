@@ -2,7 +2,7 @@
 
 A loop can be stopped and continued anywhere, while its body stays the student's. `Job` holds the
 parts that do the work: its position and length (progress.py), checkpoints (state.py), numbers
-(meters.py), outputs (outputs.py), what runs in the background (background.py). Of a job of several
+(meters.py), outputs (outputs.py), what runs in the background (compilation.py). Of a job of several
 processes each has a slice of every batch, the gradients are added up, and what the processes decide
 they decide together; `torchrun --nproc-per-node 4 run.py FLAGS` trains as `python run.py FLAGS`.
 """
@@ -27,7 +27,7 @@ from labjobs import devices, machine
 from labjobs.data import batches as loaders
 from labjobs.data.batches import Batches
 from labjobs.data.order import Collate, Sampler
-from labjobs.data.streams import Place
+from labjobs.data.workers import Place
 from labjobs.devices import FORMATS, GlobalStreams, Precision
 from labjobs.distributed.collectives import Processes, is_divided, own
 from labjobs.errors import Diverged, JobError, SettingsError, few
@@ -38,9 +38,15 @@ from labjobs.job.identity import identity
 from labjobs.job.terminal import Interrupted, Paused, log
 from labjobs.settings import Span
 from labjobs.training import checkpoints, compilation, outputs, probes
-from labjobs.training.background import Background
 from labjobs.training.checkpoints import TrainingState
-from labjobs.training.compilation import GraphedStep, Prepared, Step, UsualShapes, rounded_rates
+from labjobs.training.compilation import (
+    Background,
+    GraphedStep,
+    Prepared,
+    Step,
+    UsualShapes,
+    rounded_rates,
+)
 from labjobs.training.init_from import Beginning, Factor, Trained
 from labjobs.training.meters import TrainMeter, check_ranges, numbers
 from labjobs.training.optim import Count, SharedGradients, parts_of
@@ -65,7 +71,6 @@ class Job(Generic[S]):
     _state: TrainingState | None = None
     _parts: Mapping[str, Part]
     _shared_gradients: SharedGradients | None = None
-    _noise_scale: NoiseScale | None = None
     _open_stream: Iterator[tuple[Any, int]] | None = None
     _streamed: Batches | None
     _compiled_graphs = False  # whether compiled code records CUDA graphs
@@ -121,17 +126,14 @@ class Job(Generic[S]):
         journal = self._folder.journal
         threads = str(torch.get_num_threads())  # on a CPU they change the last digits
         journal.tags(devices.tags(self.device) | {"threads": threads})
-        self._note_processes()
-        self._warn_of_other_device()
+        self._compare_with_before()
         running = purpose.purpose()  # `jobs.py find` runs jobs too
         if steps := self.runtime.profile:
             self._watcher = Profile(steps, self._folder.path, self.device, journal.files)
         elif running in (purpose.FIND_BATCH_SIZE, purpose.FIND_WORKERS):
             self._watcher = Pace(self.device, journal, lambda: self.step)
         elif running == purpose.FIND_NOISE_SCALE:
-            self._watcher = self._noise_scale = NoiseScale(
-                lambda: [*self._parts.values()], self.log
-            )
+            self._watcher = NoiseScale(lambda: [*self._parts.values()], self.log)
 
     # Before the loop: data, models, forward functions.
 
@@ -270,21 +272,20 @@ class Job(Generic[S]):
             folder.journal, self.device, folder.metrics, self._compiled_graphs, self._processes
         )
         attempt, minutes = self._shared or folder.path, runtime.checkpoint_minutes
-        self._state = TrainingState(attempt, folder.journal, minutes, self._processes, shard)
-        self._state.add(training)
-        own: dict[str, Part] = {
-            "length": self._length,
-            "position": self._position,
-            "random": self._random,
-            "meter": self._meter,
-            "stopwatch": self._watch,
-            "background": self._background,
-            "shapes": self._shapes,
+        parts: dict[str, Part] = {
+            **training,
+            "job.length": self._length,
+            "job.position": self._position,
+            "job.random": self._random,
+            "job.meter": self._meter,
+            "job.stopwatch": self._watch,
+            "job.background": self._background,
+            "job.shapes": self._shapes,
         }
         if any(batches.steps_per_epoch is None for batches in self._all_batches):
-            own["stream"] = self._place
-        self._state.add({f"job.{name}": part for name, part in own.items()})
+            parts["job.stream"] = self._place
         self._parts = training
+        self._state = TrainingState(attempt, folder.journal, minutes, parts, self._processes, shard)
         self._state.restore(self._first_state)
         if several:
             averaged = [getattr(part, "model", None) for part in training.values()]
@@ -380,8 +381,7 @@ class Job(Generic[S]):
         number = getattr(self.settings, "accumulate", 1)
         if self._shared_gradients:
             return self._shared_gradients.parts(batch, number, elements)
-        made = parts_of(batch, number, self.device, elements)
-        return self._noise_scale.parts(made) if self._noise_scale else made
+        return self._watcher.parts(parts_of(batch, number, self.device, elements))
 
     def log(self, measured: Mapping[str, Any] | None = None, **more: Any) -> None:
         """Log what a step measured, as `train_<name>`; `more` are tensors too, or numbers that the
@@ -733,19 +733,26 @@ class Job(Generic[S]):
                     "measure it with Means, which add up what all of them have"
                 )
 
-    def _note_processes(self) -> None:
-        """Raise JobError if the first points of the curve are of another number of processes, whose
-        results differ in rounding at least, and there is no checkpoint to continue."""
+    def _compare_with_before(self) -> None:
+        """Note how many processes there are, and warn of another device than before.
+
+        Raises JobError if the first points of the curve are of another number of processes, whose
+        results differ in rounding at least, and there is no checkpoint to continue.
+        """
         journal, size = self._folder.journal, str(self._processes.rank.size)
-        before = journal.tags_before.get("processes", "1")
+        device, before = devices.describe(self.device), journal.tags_before
+        others = before.get("processes", "1")
         begun = journal.has_points and not attempts.has_checkpoint(self._folder.path)
-        if begun and before != size:
+        if begun and others != size:
             raise JobError(
-                f"it was begun by {before} processes and has no checkpoint yet, and this job has "
+                f"it was begun by {others} processes and has no checkpoint yet, and this job has "
                 f"{size}; start it with as many as before, or start over with --force"
             )
-        if size != "1" or "processes" in journal.tags_before:
+        if size != "1" or "processes" in before:
             journal.tags({"processes": size})
+        if before.get("device", device) != device and self._has_begun:
+            line = "begun on %s and continued on %s: the same bits cannot be expected"
+            log.warning(line, before["device"], device)
 
     def _say_where(self) -> None:
         """Log the job's first line. Raises SettingsError for a precision that the GPU lacks."""
@@ -756,13 +763,6 @@ class Job(Generic[S]):
         log.info("%s: %s on %s in %s", self._folder.label, self._folder.name, of, self._said)
         if asked == "auto" and devices.is_slow_in_fp32(self.device):
             log.info("%s has no bf16: --precision fp16 is several times faster there", device)
-
-    def _warn_of_other_device(self) -> None:
-        before = self._folder.journal.tags_before.get("device", "")
-        now = devices.describe(self.device)
-        if before not in ("", now) and self._has_begun:
-            line = "begun on %s and continued on %s: the same bits cannot be expected"
-            log.warning(line, before, now)
 
     def _note_precision(self, asked: str, name: str) -> None:
         """Set the number format of a prepared function, and say it if the first line did not.

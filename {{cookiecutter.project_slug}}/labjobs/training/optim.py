@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
@@ -13,7 +14,7 @@ from torch.optim.adamw import adamw
 from labjobs import devices
 from labjobs.data import trees
 from labjobs.data.order import slice_of
-from labjobs.distributed.collectives import Processes, copied, is_divided, own
+from labjobs.distributed.collectives import Processes, is_divided, own
 from labjobs.errors import Diverged, JobError
 from labjobs.settings import Metric, no_monitor
 from labjobs.training.meters import wide
@@ -195,7 +196,7 @@ class EMA(Generic[M]):
     """
 
     def __init__(self, model: M, decay: float) -> None:
-        self.model = copied(model) if decay else model  # as trainable: shares compiled code
+        self.model = deepcopy(model) if decay else model  # as trainable: shares compiled code
         self._decay = decay
         self._steps: int | Tensor = 0
         self._weights = _by_type(self.model.parameters(), model.parameters())

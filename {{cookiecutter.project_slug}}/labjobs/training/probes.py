@@ -29,6 +29,7 @@ from labjobs.training import compilation
 from labjobs.training.compilation import Prepared
 
 Stream = Iterator[tuple[Any, int]]  # batches with their numbers of examples
+Parts = Iterator[tuple[Any, Tensor]]  # of a batch, each with its fraction () of it
 
 
 class Watcher:
@@ -37,6 +38,10 @@ class Watcher:
     def steps(self, stream: Stream, batches: Batches | None) -> Stream:
         """Return the batches."""
         return stream
+
+    def parts(self, parts: Parts) -> Parts:
+        """Return the parts of a batch."""
+        return parts
 
     def end_steps(self) -> None:
         """The steps of an interval are over, and the device has done them."""
@@ -125,9 +130,8 @@ class NoiseScale(Watcher):
             self._examples = size
             yield batch, size
 
-    def parts(self, parts: Iterable[tuple[Any, Tensor]]) -> Iterator[tuple[Any, Tensor]]:
-        """Yield the parts of a batch, each with its fraction (); log the estimates from
-        their gradients.
+    def parts(self, parts: Parts) -> Parts:
+        """Yield the parts of a batch; log the estimates from their gradients.
 
         These are what the backward passes add up, before any clipping; with a GradScaler both
         estimates are multiplied by the square of its scale, and their ratio is the same. Raises
@@ -428,7 +432,7 @@ class Profile(Watcher):
             steps=self._count,
             batch_size=max(step.examples for step in plain),
             device=devices.describe(self._device),
-            precision=", ".join(sorted({each.precision for each in self._functions})) or "fp32",
+            precision=", ".join(sorted({f.precision.name for f in self._functions})) or "fp32",
             compiled=any(each.compiled for each in self._functions),
             loader=self._loader,
             plain=seconds,

@@ -308,7 +308,9 @@ class Report:
         else:
             place = f"step {at['step']}" + (f"/{length.total}" if length.total else "")
         parts = [as_line(metrics)] if metrics else []
-        parts += speeds(rates)
+        speeds = {name.removesuffix("_per_second"): rate for name, rate in rates.items()}
+        parts += [f"{rate:,.0f} {unit}/s" for unit, rate in speeds.items() if unit not in rates]
+        parts += [f"{rates['mfu']:.1%} MFU"] if "mfu" in rates else []
         if left := self._left():
             parts.append(f"{left} left")
         log.info("%s: %s", place, ", ".join(parts))
@@ -327,13 +329,3 @@ class Report:
         if before == 1 and self._steps >= WARM_UP:
             self._first = now, done
         return ""
-
-
-def speeds(rates: Mapping[str, float]) -> Iterator[str]:
-    """Yield how fast training goes: in examples and whatever else was counted, and its MFU."""
-    for name, rate in rates.items():
-        unit = name.removesuffix("_per_second")
-        if unit != name:
-            yield f"{rate:,.0f} {unit}/s"
-    if "mfu" in rates:
-        yield f"{rates['mfu']:.1%} MFU"
