@@ -13,6 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from labjobs import devices, layout
+from labjobs import layout
 from labjobs.data import trees
 from labjobs.distributed.collectives import Processes, gathered, is_divided, own
 from labjobs.errors import Diverged, JobError, first_line
@@ -52,30 +53,18 @@ def on_host(content: Any) -> Any:
     """Return a copy of nested values with every tensor in the host's memory, where any machine can
     open it, so that training can go on while it is written. NumPy's numbers become Python's.
 
-    A device that runs ahead copies all tensors into pinned memory, and is waited for once. Tensors
-    that are divided among processes are whole in process 0, and empty in the others.
+    Tensors that are divided among processes are whole in process 0, and empty in the others.
     """
-    ahead: set[torch.device] = set()
 
-    def copied(content: Any) -> Any:
-        """Return a copy of a part of the content."""
-        if isinstance(content, dict):
-            return {key: copied(value) for key, value in content.items()}
-        if isinstance(content, list | tuple | set):
-            return type(content)(copied(value) for value in content)
-        if not isinstance(content, Tensor):
-            return content.item() if isinstance(content, np.generic) else content
-        if is_divided(content):
-            content = gathered(content)
-        non_blocking = devices.runs_ahead(content.device)  # torch then pins the memory
-        if non_blocking:
-            ahead.add(content.device)
-        return content.detach().to("cpu", copy=True, non_blocking=non_blocking)
+    def copied(leaf: Any) -> Any:
+        """Return a copy of a tensor or another value."""
+        if not isinstance(leaf, Tensor):
+            return leaf.item() if isinstance(leaf, np.generic) else deepcopy(leaf)
+        whole = gathered(leaf) if is_divided(leaf) else leaf
+        # Not into pinned memory: torch takes up to twice as much of it, and never gives it back.
+        return whole.detach().to("cpu", copy=True)
 
-    copy = copied(content)
-    for device in ahead:
-        devices.wait_for_stream(device)
-    return copy
+    return trees.mapped(copied, content)
 
 
 def check_plain(content: Any) -> None:
