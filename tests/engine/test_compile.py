@@ -175,6 +175,16 @@ def test_what_slows_compiled_code_is_logged_in_a_line_with_its_place(toy, graphs
     assert done.log.count(told) == 1
 
 
+def test_a_function_that_torch_compiles_no_more_is_named(graphs):
+    """After eight variants it runs as it is."""
+    given = lambda model, batch, number: (model(batch).sum() * number, {})  # noqa: E731
+    prepared = Prepared(given, Precision("fp32", torch.device("cpu")), compile="on")
+    model, batch = torch.nn.Linear(2, 1), torch.ones(3, 2)
+    for number in range(10):
+        prepared(model, batch, number)
+    assert [event for event in compilation.events if " hit config." in event and "reason" in event]
+
+
 @pytest.mark.parametrize(
     ("choice", "device", "steps", "compiles"),
     [

@@ -1,5 +1,7 @@
 """What --device accepts on a machine without a GPU, and for several processes."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from labjobs import devices
@@ -38,6 +40,29 @@ def test_a_gpu_that_was_given_and_cannot_be_used_is_no_cpu(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(SettingsError, match=r"is made without CUDA; --device cpu trains on"):
         devices.choose("auto")
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "runs"),
+    [
+        ((7, 0), ["sm_75", "sm_80", "sm_90", "compute_90"], False),
+        ((7, 5), ["sm_75", "sm_80"], True),
+        ((8, 9), ["sm_75", "sm_80"], True),
+        ((9, 0), ["sm_80", "sm_86"], False),
+        ((12, 0), ["sm_80", "sm_90", "compute_90"], True),
+        ((9, 4), ["gfx90a"], True),
+    ],
+)
+def test_a_gpu_that_torch_has_no_code_for_is_refused(monkeypatch, capability, built, runs):
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Pretend")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
+    monkeypatch.setattr(devices, "set_tf32", lambda on: None)
+    monkeypatch.setattr(devices, "in_thread", lambda device: None)
+    said = f"has no code for Pretend, of compute capability {'.'.join(map(str, capability))}, only"
+    with nullcontext() if runs else pytest.raises(SettingsError, match=said):
+        devices.use(gpu, deterministic=False)
 
 
 # Several processes on a machine

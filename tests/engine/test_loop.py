@@ -4,7 +4,9 @@ import re
 
 import labjobs
 import pytest
+import torch
 from attempts import steps_of
+from labjobs import devices
 from labjobs.files import PROJECT
 from labjobs.job.terminal import duration
 from labjobs.settings import Span
@@ -153,3 +155,19 @@ def test_fraction_of_minutes_is_that_of_the_time_until_the_steps_are_known(toy):
     assert len(unknown) == WARM_UP + TIMED
     assert 0 <= unknown[0] < unknown[-1] <= 1 and unknown == sorted(unknown)
     assert all(fraction == step / total for step, total, fraction in loop.seen if total)
+
+
+class Silent(Loop):
+    """A loop that measures nothing."""
+
+    def train(self, job, *others):
+        job.log = lambda *measured, **more: None
+        super().train(job, *others)
+
+
+def test_an_interval_is_over_once_the_device_has_done_it(toy, monkeypatch):
+    """Or its speed would be the host's."""
+    waits = []
+    monkeypatch.setattr(devices, "wait_for_stream", waits.append)
+    toy.done(loop=Silent(), epochs=2)
+    assert waits == [torch.device("cpu")] * 2

@@ -9,7 +9,7 @@ from labjobs import devices
 from labjobs.devices import Precision
 from labjobs.distributed.ranks import Rank
 from labjobs.errors import SettingsError
-from labjobs.training import loop
+from labjobs.training import loop, probes
 from toy import Loop
 
 GPU = torch.device("cuda", 0)
@@ -123,3 +123,11 @@ def test_the_peak_is_that_of_all_gpus_of_the_job(toy, monkeypatch):
     of_two = OfTwo()
     assert toy.run(loop=of_two, epochs=1).status == 0
     assert of_two.peak == 2e9
+
+
+def test_the_peak_is_that_of_the_very_gpu():
+    assert probes.peak("NVIDIA H100 NVL", "bf16") < probes.peak("NVIDIA H100 80GB HBM3", "bf16")
+    assert probes.peak("NVIDIA L4", "bf16") < probes.peak("NVIDIA L40S", "bf16")
+    assert probes.peak("NVIDIA A10", "bf16") < probes.peak("NVIDIA A100-SXM4-80GB", "bf16")
+    assert probes.peak("NVIDIA A10G", "bf16") is None  # a smaller one
+    assert probes.peak("Tesla T4", "bf16") is None

@@ -9,6 +9,7 @@ Source: docs.pytorch.org/docs/stable/accelerator.html, .../notes/cuda.html.
 import hashlib
 import os
 import random
+import re
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property
@@ -89,15 +90,36 @@ def choose_for(name: str, processes: Processes) -> torch.device:
 def use(device: torch.device, deterministic: bool) -> None:
     """Make a device the current one, before anything is put on it.
 
-    If all is to be deterministic, an operation that cannot be raises RuntimeError.
+    If all is to be deterministic, an operation that cannot be raises RuntimeError. Raises
+    SettingsError for a GPU that this torch has no code for.
     Source: docs.pytorch.org/docs/stable/notes/randomness.html.
     """
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+        os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"  # no kernel is chosen by its time
         torch.use_deterministic_algorithms(True)
     if device.type == "cuda":
+        _refuse_unbuilt(device)
         set_tf32(False)  # torch's own default is TF32 for convolutions
     in_thread(device)
+
+
+def _refuse_unbuilt(device: torch.device) -> None:
+    """Raise SettingsError if no operation could run on a GPU: torch's wheels have code for some
+    generations, where it runs on GPUs that are no older; a driver compiles what is in PTX,
+    `compute_90`, for all later ones. Source: docs.nvidia.com/cuda/cuda-compiler-driver-nvcc,
+    GPU Compilation.
+    """
+    has, built = torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()
+    codes = [re.match(r"(sm|compute)_(\d+)(\d)", code) for code in built]
+    known = [(code[1], (int(code[2]), int(code[3]))) for code in codes if code]  # not of ROCm
+    fits = (has >= least and (kind == "compute" or has[0] == least[0]) for kind, least in known)
+    if known and not any(fits):
+        name = f"{describe(device)}, of compute capability {has[0]}.{has[1]}"
+        raise SettingsError(
+            f"--device: torch {torch.__version__} has no code for {name}, only {', '.join(built)}; "
+            "pytorch.org/get-started/locally has builds for other versions of CUDA"
+        )
 
 
 def set_tf32(on: bool) -> None:

@@ -114,6 +114,9 @@ LOGGERS = {
 }
 """What torch can report about compiling, and the logger that reports it."""
 
+GIVES_UP = "torch._dynamo.convert_frame"
+"""The logger that reports what is not compiled any more, after too many variants."""
+
 EXPECTED = (
     "grad_mode",
     ".training",
@@ -153,9 +156,9 @@ def compiled(function: Region, choice: str, dynamic: bool = False) -> Region:
     # By itself torch starts one for each of the machine's cores, whatever jobs share them.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(machine.cores()))
     torch._logging.set_logs(**dict.fromkeys(LOGGERS, True))  # type: ignore
-    for name in LOGGERS.values():
+    for name in (*LOGGERS.values(), GIVES_UP):
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [_EventLog()], False
+        logger.handlers, logger.propagate = [_EventLog()], name == GIVES_UP
     mode = None if choice in ("auto", "on") else choice
     return torch.compile(function, dynamic=dynamic, mode=mode)
 
@@ -172,6 +175,8 @@ class _EventLog(logging.Handler):
         if first.startswith("Recompiling"):
             failed = [line for line in rest if line.startswith("- ")]
             reasons = [line for line in failed if not any(word in line for word in EXPECTED)]
+        elif record.name == GIVES_UP:
+            reasons = [line for line in rest if line.startswith("last reason: ")]
         else:
             reasons = [line for line in rest if line.startswith("Graph Break Reason: ")]
         if reasons and "duplicate" not in first:

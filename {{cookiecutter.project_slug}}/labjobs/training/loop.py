@@ -644,7 +644,8 @@ class Job(Generic[S]):
 
     def _end_steps(self) -> None:
         """The steps of an interval are done: what comes now is its evaluation."""
-        self._meter.flush()  # waits for the device, once
+        self._meter.flush()
+        devices.wait_for_stream(self.device)  # also if nothing was measured, for the speed
         self._watcher.end_steps()
         if not self._position.evaluating:
             self._watch.end_steps()

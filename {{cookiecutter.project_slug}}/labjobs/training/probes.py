@@ -5,6 +5,7 @@
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -189,18 +190,22 @@ def _squared(after: list[Tensor], before: list[Tensor]) -> Tensor:
 PEAKS = {
     "H200": {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12, "fp16": 989e12},
     "H100 PCIe": {"fp32": 51e12, "tf32": 378e12, "bf16": 756e12, "fp16": 756e12},
+    "H100 NVL": {"fp32": 60e12, "tf32": 417e12, "bf16": 835e12, "fp16": 835e12},
     "H100": {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12, "fp16": 989e12},
     "A100": {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "fp16": 312e12},
+    "A10$": {"fp32": 31.2e12, "tf32": 62.5e12, "bf16": 125e12, "fp16": 125e12},
     "L40S": {"fp32": 91.6e12, "tf32": 183e12, "bf16": 362e12, "fp16": 362e12},
+    "L4$": {"fp32": 30.3e12, "tf32": 60e12, "bf16": 121e12, "fp16": 121e12},
     "V100": {"fp32": 15.7e12, "fp16": 125e12},
+    "T4$": {"fp32": 8.1e12, "fp16": 65e12},
 }
-"""Dense operations a second by a part of a GPU's name and by precision, from nvidia.com's data
-sheets."""
+"""Dense operations a second by a part of a GPU's name, or its end ($), and by precision, from
+nvidia.com's data sheets."""
 
 
 def peak(name: str, precision: str) -> float | None:
     """Return the operations a second that a GPU of this name can do, None if that is not known."""
-    known = next((peaks for gpu, peaks in PEAKS.items() if gpu in name), {})
+    known = next((peaks for gpu, peaks in PEAKS.items() if re.search(rf"\b{gpu}", name)), {})
     return known.get(precision)
 
 
