@@ -131,3 +131,20 @@ def test_muon_leaves_embeddings_and_the_last_layer_to_adamw():
     optimizer = optimizers.make(model, Settings(optimizer="muon"))
     hidden = [g["params"] for g in optimizer.param_groups if g["hidden"]]
     assert [[*map(id, group)] for group in hidden] == [[id(model[1].weight)]]
+
+
+class Tied(nn.Module):
+    """Blocks whose embedding is the head, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(5, 4)
+        blocks = (nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)) for _ in range(2))
+        self.layers = nn.Sequential(*blocks)
+
+
+def test_muon_takes_the_last_block_of_a_network_whose_head_is_its_embedding():
+    model = Tied()
+    optimizer = optimizers.make(model, Settings(optimizer="muon"))
+    hidden = {id(w) for g in optimizer.param_groups if g["hidden"] for w in g["params"]}
+    assert hidden == {id(w) for w in model.layers.parameters() if w.ndim == 2}

@@ -130,14 +130,19 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     made = made / made.norm(dim=(-2, -1), keepdim=True).clamp_min(EPS)
     for _ in range(STEPS):
         gram = made @ made.mT
-        made = a * made + (b * gram + c * gram @ gram) @ made
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        made = torch.baddbmm(made, polynomial, made, beta=a)
     return made.mT if tall else made
 
 
 def hidden_groups(groups: Groups, model: nn.Module) -> Groups:
     """Return the groups with the hidden layers' weights separated from the rest, which has
     `hidden=False` for AdamW: embeddings, parameters that a network holds beside its layers, such as
-    positions, the last layer, and all with fewer than two dimensions."""
+    positions, the last layer, and all with fewer than two dimensions.
+
+    A network that ends in one of several blocks alike has no last layer of its own: its embedding
+    is its head.
+    """
     layers = [
         (layer, [weight for weight in layer.parameters(recurse=False) if weight.ndim >= 2])
         for layer in model.modules()
@@ -146,9 +151,21 @@ def hidden_groups(groups: Groups, model: nn.Module) -> Groups:
     ends = [
         weights for layer, weights in layers if isinstance(layer, nn.Embedding) or _holds(layer)
     ]
-    ends += [weights for _, weights in layers[-1:]]
+    ends += [weights for layer, weights in layers[-1:] if layer not in _in_blocks(model)]
     excluded = {id(weight) for weights in ends for weight in weights}
     return [part for group in groups for part in _split(group, excluded)]
+
+
+def _in_blocks(model: nn.Module) -> set[nn.Module]:
+    """The modules in elements of lists that have several matrices, of the shapes that those of the
+    element before have."""
+    found: set[nn.Module] = set()
+    for each in model.modules():
+        if isinstance(each, nn.Sequential | nn.ModuleList):
+            shapes = [[w.shape for w in block.parameters() if w.ndim >= 2] for block in each]
+            for block, mine, before in zip([*each][1:], shapes[1:], shapes, strict=False):
+                found.update(block.modules() if mine == before and len(mine) > 1 else ())
+    return found
 
 
 def _holds(module: nn.Module) -> bool:
