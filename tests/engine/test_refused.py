@@ -92,6 +92,11 @@ class Raising(Loop):
         super().__init__()
         self.spoiled = spoiled
 
+    def train(self, job, *others):
+        scaler, resume = torch.amp.GradScaler("cpu", enabled=False), job.resume
+        job.resume = lambda **parts: resume(**parts, scaler=scaler)  # as without --precision fp16
+        super().train(job, *others)
+
     def step(self, job, forward, model, batch, optimizer):
         super().step(job, forward, model, batch, optimizer)
         if job.step == 4:

@@ -1,5 +1,6 @@
 """A job that is interrupted and continued ends as if nothing had happened, bit for bit."""
 
+import math
 import random
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from attempts import At
 from labjobs.settings import Span
 from labjobs.training.meters import UNKNOWN
+from labjobs.training.optim import clip_gradients
 from labjobs.training.progress import TIMED, WARM_UP
 from torch import nn
 from toy import STEPS, Loop
@@ -116,6 +118,9 @@ def test_random_numbers_go_on(toy, stop):
 class Scaled(Loop):
     """A loss that is scaled, as fp16 needs it."""
 
+    def take(self, job, scaler, optimizer, model):
+        """Do something between the backward pass and the step."""
+
     def train(self, job, forward, model, batches, val):
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=5)
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -124,6 +129,7 @@ class Scaled(Loop):
             for batch in job.steps(batches):
                 self.hook("step", job)
                 scaler.scale(forward(model, batch, job.settings)[0]).backward()
+                self.take(job, scaler, optimizer, model)
                 scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad()
@@ -134,6 +140,22 @@ def test_scale_of_the_loss(toy):
     assert_continues(toy, At("step", 9), loop=Scaled())
     last = toy.run("whole", Scaled()).checkpoint("last.pt")
     assert last["parts"]["scaler"]["scale"] == 8.0 * 2 ** (3 * STEPS // 5)
+
+
+class Overflowing(Scaled):
+    """The gradients of the first step are not finite, so it is skipped."""
+
+    def take(self, job, scaler, optimizer, model):
+        if not job.step:
+            model[0].weight.grad.fill_(math.inf)
+        scaler.unscale_(optimizer)
+        job.log(norm=clip_gradients(model.parameters(), 1.0))
+
+
+def test_steps_that_the_scaler_skips_are_not_in_the_mean_of_the_gradients_norm(toy):
+    done = toy.done(loop=Overflowing(), runtime={"log_every": STEPS}, epochs=2)
+    points = [value for _, value in done.curves()["train_norm"]]
+    assert points and all(map(math.isfinite, points))
 
 
 def test_steps_that_are_taken_again_are_not_logged_again(toy):

@@ -285,6 +285,7 @@ class Job(Generic[S]):
         if any(batches.steps_per_epoch is None for batches in self._all_batches):
             parts["job.stream"] = self._place
         self._parts = training
+        self._meter.skips = self._scales
         self._state = TrainingState(attempt, folder.journal, minutes, parts, self._processes, shard)
         self._state.restore(self._first_state)
         if several:
@@ -592,14 +593,11 @@ class Job(Generic[S]):
             return
         if not self._several:  # whose sums are added up together
             self._meter.check_finite(self.step + 1)
-        scaled = any(getattr(part, "get_scale", None) for part in self._parts.values())
         models = (part for part in self._parts.values() if isinstance(part, nn.Module))
         for name, weight in (each for model in models for each in model.named_parameters()):
-            for what, value in (
-                ("weights", weight),
-                ("gradients", None if scaled else weight.grad),
-            ):
-                # a GradScaler's own gradients are infinite now and then
+            # A GradScaler's own gradients are infinite now and then.
+            looked_at = {"weights": weight, "gradients": None if self._scales else weight.grad}
+            for what, value in looked_at.items():
                 if value is not None and not own(value.detach()).isfinite().all():
                     raise Diverged(f"{what} are no longer finite ({name}); lower the learning rate")
 
@@ -704,6 +702,12 @@ class Job(Generic[S]):
         if self._state is None:
             raise JobError(NOT_RESUMED)
         return self._state
+
+    @property
+    def _scales(self) -> bool:
+        """Whether a GradScaler scales the loss, and skips steps whose gradients overflow."""
+        scalers = (part for part in self._parts.values() if isinstance(part, torch.amp.GradScaler))
+        return any(scaler.is_enabled() for scaler in scalers)
 
     @property
     def _seed(self) -> int:

@@ -204,12 +204,13 @@ class TrainMeter:
     """Means of what a loop measures, by optimizer step, into the journal as `train_<name>`.
 
     A point is the mean over --log-every steps, under the number of the last of them. `declared`
-    names the metrics that must be finite. With CUDA `graphs` each step is summed at its end, as the
-    next one writes over what it returned. Several processes have to exchange what they measured at
+    names the metrics that must be finite; others that are not do not count where a GradScaler
+    `skips` such steps. With CUDA `graphs` each step is summed at its end, as the next one writes
+    over what it returned. Several processes have to exchange what they measured at
     the same step: when process 0 finds that it is `due`.
     """
 
-    due = False
+    due = skips = False
     _in_graph = False
 
     def __init__(
@@ -353,7 +354,8 @@ class TrainMeter:
         steps, values = arrived
         for each, sums in zip(steps, self._read(steps, values), strict=True):
             for name, total, weight in sums:
-                _add(self._sums, name, total, weight)
+                if not self.skips or name in self._declared or math.isfinite(total):
+                    _add(self._sums, name, total, weight)
             self._in_mean += 1
             if self._in_mean >= self._every:
                 self._write(each.step, each.at, each.numbers)
