@@ -14,6 +14,8 @@ LR = ("find", "lr", "--setting", "learning-rate", "--steps", "90", "--seeds", "2
 
 NOTED = """    if settings.note == "diverges":
         losses = torch.where(losses > 20, torch.inf, losses)
+    if settings.note == "small":  # the job that it is for is not as long as those that measure
+        assert '"epochs": 7' in os.environ["JOB_LENGTH"]
     if settings.note == "small" and len(labels) == 64:
         raise torch.OutOfMemoryError("out of memory: tried to allocate")
     predicted = """
@@ -34,6 +36,7 @@ def changed(make):
     project.edit("run.py", 'measured = {"loss"', 'measured = {"nll"')
     project.edit("run.py", "job.log(measured, lr=lr)", "job.log(measured, learning_rate=lr)")
     project.edit("run.py", "    predicted = logits", f"{NOTED}logits")
+    project.edit("run.py", "import sys\n", "import os\nimport sys\n")
     for end in (",", ")"):  # not lr_for_batch
         project.edit("optimizers.py", f"settings.lr{end}", f"settings.learning_rate{end}")
     project.edit("optimizers.py", "import SGD, Adam, AdamW,", "import SGD, Adam, AdamW, RMSprop,")
@@ -96,6 +99,7 @@ def test_wrong_words_are_refused_before_anything_starts(changed):
 
 def test_a_batch_that_does_not_fit_ends_the_search(changed):
     words = ("find", "batch-size", "--smallest", "32", "--json", "--", "--note", "small")
+    words += ("--epochs", "7")
     done = do(changed, *words)
     assert started(done) == 2, done
     answer = printed(done)

@@ -199,3 +199,11 @@ def test_a_function_that_torch_compiles_no_more_is_named(graphs):
 )
 def test_auto_compiles_long_jobs_on_a_gpu(choice, device, steps, compiles):
     assert compilation.wanted(choice, torch.device(device), steps) is compiles
+
+
+def test_a_job_that_measures_is_compiled_as_the_one_that_it_measures_for(toy, monkeypatch):
+    asked = []
+    monkeypatch.setattr(compilation, "wanted", lambda *given: bool(asked.append(given[2])))
+    monkeypatch.setenv("JOB_LENGTH", '{"epochs": 2, "steps": 0, "minutes": 0}')
+    toy.done(steps=STEPS)
+    assert asked == [2 * STEPS]

@@ -4,6 +4,7 @@ Each job pauses as soon as it is measured. They run one after another, on a GPU 
 sweep holds it. What the present code has measured already is not run again.
 """
 
+import json
 import math
 import os
 import platform
@@ -31,7 +32,7 @@ from labjobs.errors import JobError, SettingsError, require
 from labjobs.files import CODE, json_of
 from labjobs.job import identity, runtime
 from labjobs.job.folder import JobFolder
-from labjobs.job.runtime import EXAMPLES, MEMORY, NOISE, RATE, SIGNAL, Runtime
+from labjobs.job.runtime import EXAMPLES, LENGTHS, MEMORY, NOISE, RATE, SIGNAL, Runtime
 from labjobs.job.terminal import Interruption
 from labjobs.results import intervals
 from labjobs.settings import Span
@@ -111,6 +112,8 @@ def _read(words: Sequence[str], runs_root: Path | None) -> JobFolder[Any]:
     named = bool(given) and given[0].endswith(".py") and not given[0].startswith("-")
     script = identity.read(given.pop(0).removesuffix(".py") if named else identity.DEFAULT)
     settings, engines = parse(script.settings, Runtime, given)
+    length = {name: getattr(settings, name) for name in LENGTHS if hasattr(settings, name)}
+    os.environ[runtime.LENGTH] = json.dumps(length)  # by which `auto` compiles or not
     for name in REFUSED:
         if getattr(engines, name) != getattr(Runtime, name):
             raise SettingsError(f"{option(name)}: cannot be used with find")

@@ -109,6 +109,7 @@ class Runtime:
 
 VARIABLE = "JOB_PURPOSE"
 TAG = "purpose"
+LENGTH = "JOB_LENGTH"  # in the environment: settings that say how long the job is to be later
 
 FIND_LR = "find lr"
 FIND_BATCH_SIZE = "find batch-size"

@@ -62,11 +62,8 @@ the monitored metric has not improved."""
 
 def planned(total: int, steps_per_epoch: int, step: int) -> Any:
     """Return the timing of a job of this length before a step."""
-
-    def span(span: Span) -> int:
-        return span.steps(steps_per_epoch or None)
-
-    return SimpleNamespace(step=step, total_steps=total, fraction_done=step / total, span=span)
+    steps: Callable[[Span], int] = lambda span: span.steps(steps_per_epoch or None)  # noqa: E731
+    return SimpleNamespace(step=step, total_steps=total, fraction_done=step / total, span=steps)
 
 
 class Trained(NamedTuple):
@@ -128,7 +125,9 @@ READER = "read_length"  # in outcome.json: where the length was read outside of 
 
 
 class Beginning:
-    """The attempt from which a job starts."""
+    """The attempt from which a job starts; it goes on after the `done` steps of another job."""
+
+    done = 0
 
     def __init__(self, folder: JobFolder[Any]) -> None:
         self._folder = folder
@@ -216,7 +215,8 @@ class Beginning:
         if content["best"]:
             own = {"id": self._folder.id, "settings": identity(self._folder.settings)}
             content["best"] |= own
-        log.info("continuing job %s after %d steps", self._given.job, position["step"])
+        self.done = position["step"]
+        log.info("continuing job %s after %d steps", self._given.job, self.done)
         return {**content, "lines": (0, 0)}
 
     def note_length_read(self, by: FrameType | None) -> None:

@@ -7,6 +7,7 @@ processes each has a slice of every batch, the gradients are added up, and what 
 they decide together; `torchrun --nproc-per-node 4 run.py FLAGS` trains as `python run.py FLAGS`.
 """
 
+import json
 import os
 import shutil
 import sys
@@ -16,6 +17,7 @@ from dataclasses import asdict, is_dataclass, replace
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO, Generic, TypeVar, cast
 
 import torch
@@ -197,8 +199,11 @@ class Job(Generic[S]):
         chosen = Precision(precision, self.device, keep_weights=not self.runtime.shard)
         if hasattr(self._folder, "journal"):  # a sweep that only checks the job asks no GPU
             self._note_precision(precision, chosen.name)
-        known = not self._length.in_epochs or self._length.steps_per_epoch is not None
-        steps = self._length.total if known else None
+        length = self._length
+        if given := os.environ.get(purpose.LENGTH):  # of the job that this one measures for
+            length = length.of(SimpleNamespace(**json.loads(given)))
+        known = not length.in_epochs or length.steps_per_epoch is not None
+        steps = length.total if known else None
         choice = self.runtime.compile
         wanted = compilation.wanted(choice, self.device, steps)
         self._background.compiles |= wanted
@@ -288,6 +293,10 @@ class Job(Generic[S]):
         self._meter.skips = self._scales
         self._state = TrainingState(attempt, folder.journal, minutes, parts, self._processes, shard)
         self._state.restore(self._first_state)
+        compiles = partial(compilation.wanted, runtime.compile, self.device)
+        if (done := self._beginning.done) and compiles(self._length.total) and not compiles(done):
+            line = "that job was too short to be compiled; with --compile off, both have the bits"
+            log.warning("%s of a single job", line)
         if several:
             averaged = [getattr(part, "model", None) for part in training.values()]
             every = [*models, *(model for model in averaged if isinstance(model, nn.Module))]

@@ -66,6 +66,12 @@ class Length(Stateful):
         self._ends = [0]  # the steps by the end of each epoch so far, if they differ in length
         self.clock: Callable[[], float] = time.monotonic  # the same for all processes of a job
 
+    def of(self, settings: Any) -> "Length":
+        """Return the length that a job with other settings has on the same data."""
+        other = Length(settings)
+        other.steps_per_epoch, other._order = self.steps_per_epoch, self._order
+        return other
+
     def set_epoch(self, order: Order | None) -> None:
         """Record which batches an epoch has, None for a stream.
 
