@@ -35,3 +35,9 @@ def test_nvidia_smi_that_hangs_does_not_stop_a_sweep(tmp_path, monkeypatch, capf
     assert gpus.nvidia_smi("-L") == ""
     said = capfd.readouterr().err
     assert said == "nvidia-smi -L: no answer within 0.5 s; a GPU may be broken\n"
+
+
+@pytest.mark.parametrize("none", ["", "-1", "NoDevFiles"])
+def test_a_sweep_that_is_given_no_gpu_has_none(monkeypatch, none):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+    assert gpus.on_gpus(None) == []

@@ -104,8 +104,9 @@ def on_gpus(gpus: str | None, per_gpu: int = 1, per_job: int = 1) -> list[Gpu]:
         devices = _uuids(gpus)
         if not devices:
             raise SettingsError(f"--gpus {gpus}: nvidia-smi does not list this GPU")
-    elif allowed is not None:  # -1 is CUDA's value for no GPU
-        devices = [device for device in re.findall(r"[^\s,]+", allowed) if device != "-1"]
+    elif allowed is not None:  # the words of CUDA and of old Slurm for no GPU
+        given = re.findall(r"[^\s,]+", allowed)
+        devices = [device for device in given if device not in ("-1", "NoDevFiles")]
     else:
         devices = _listed()
     if 0 < len(devices) < per_job:
