@@ -28,7 +28,7 @@ from labjobs.evidence.understood import is_special, reaches_anything, reads_unse
 from labjobs.evidence.values import ALL, ENGINES, Conditions, Key, Place, Values
 from labjobs.evidence.values import MODULE as SETTINGS
 
-SCHEME = 3
+SCHEME = 4
 """Number of the scheme; raise it if the same code would get a different text."""
 
 IGNORED_FIELDS = {"ctx", "kind", "type_comment"}
@@ -166,8 +166,8 @@ class Writer:
             self.write(value)
         elif isinstance(value, list):
             self.out.append("[")
-            for part in value:
-                self._value(part)
+            for part in value:  # a default that is missing is not one that is None
+                self._value(part) if part is not None else self.out.append("-")
                 self.out.append(",")
             self.out.append("]")
         else:

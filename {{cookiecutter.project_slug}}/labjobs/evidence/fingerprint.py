@@ -112,7 +112,7 @@ class Project:
         self._texts: dict[ast.AST, list[Written]] = {}
         self.direction = cache(self._direction)
         self.acts = cache(self._acts)
-        self.is_program = cache(self._is_program)
+        self.programs = cache(self._programs)
         registries = self.code.registries.entries.values()
         self._keys = {entry.key for entries in registries for entry in entries}
         self._known: dict[tuple[Any, ...], Fingerprint] = {}
@@ -188,27 +188,38 @@ class Project:
 
     @cached_property
     def files(self) -> list[Path]:
-        """All files with Python code in the project's folder."""
+        """All files with code in the project's folder."""
         found: list[Path] = []
         for folder, folders, files in os.walk(self.symbols.folder):
-            folders[:] = sorted(n for n in folders if not n.startswith(".") and n not in NO_CODE)
-            found += [Path(folder, file) for file in sorted(files) if file.endswith(".py")]
+            without = NO_CODE if Path(folder) == self.symbols.folder else ()
+            folders[:] = sorted(n for n in folders if not n.startswith(".") and n not in without)
+            found += [Path(folder, name) for name in sorted(files) if _is_source(name)]
         return found
+
+    @cached_property
+    def python_files(self) -> list[Path]:
+        """All files with Python code in the project's folder."""
+        return [file for file in self.files if file.suffix == ".py"]
 
     @cached_property
     def modules(self) -> list[str]:
         """All modules in the project's folder that can be part of a job."""
-        return list(filter(None, map(self.symbols.name_of, self.files)))
+        return list(filter(None, map(self.symbols.name_of, self.python_files)))
 
-    def _is_program(self, word: str) -> bool:
-        """Whether a word is the name of a program in the project, by its ending or first bytes."""
-        file, is_source = self.symbols.folder / word, word.lower().endswith(SOURCES)
-        if word.startswith(("/", "..")) or not (is_source or "/" in word) or len(word) > 200:
-            return False
+    def _programs(self, word: str) -> set[str]:
+        """The programs in the project that a word may name, by its ending or their first bytes.
+        Paths are put together, so it may be the end of one; in Python, other rules find these."""
+        root, name, found = self.symbols.folder, word.rpartition("/")[2], set[str]()
+        if _is_source(name) and not name.endswith(".py"):
+            named = (file for file in self.files if file.name == name and file != root / GRID)
+            found = {file.relative_to(root).as_posix() for file in named}
+        if word.startswith(("/", "..")) or not (_is_source(name) or "/" in word) or len(word) > 200:
+            return found
         with suppress(OSError, ValueError):  # the word cannot be a name of a file
-            is_other = file.is_file() and file != self.symbols.folder / GRID
-            return is_other and (is_source or _bytes(file)[:2] in (b"#!", b"\x7fE"))
-        return False
+            is_other = (root / word).is_file() and root / word != root / GRID
+            if is_other and (_is_source(name) or _bytes(root / word)[:2] in (b"#!", b"\x7fE")):
+                found.add(word)
+        return found
 
     def order(self, module: Module) -> list[ast.stmt]:
         """Return the statements of a module that do more than define names, its imports of modules
@@ -407,7 +418,7 @@ class Closure:
     def _take_everything(self, by: str, why: str) -> None:
         """Take all modules of the project, if it cannot be known which are used."""
         self._runs_programs = True
-        for file in self._project.files:
+        for file in self._project.python_files:
             if name := self._symbols.name_of(file):
                 self._take_whole(name, by, why)
             else:
@@ -484,19 +495,19 @@ class Closure:
     def _take_programs(self) -> None:
         """Take the programs that constants and settings name."""
         scripts = self._scripts() if self._runs_programs else set[str]()
-        for word in sorted(self._words | scripts):
-            is_python = word.lower().endswith(".py")
-            is_file = word in scripts or self._project.is_program(word)
+        for word in sorted(self._words - scripts):
+            named = self._project.programs(word)
+            scripts |= named
+            if not named and word.lower().endswith(".py") and not re.search(r"\s", word):
+                self._take_everything("", f"{word!r} in the code is no file of the project")
+        for word in sorted(scripts):
             file, why = self._folder / word, f"{word} is named in the code"
-            if is_file:
-                self._put_file(f"file:{file.relative_to(self._folder).as_posix()}", file, "")
-            if is_file and word.endswith(".py"):  # perhaps run in a separate process
+            self._put_file(f"file:{file.relative_to(self._folder).as_posix()}", file, "")
+            if word.endswith(".py"):  # perhaps run in a separate process
                 module = self._symbols.name_of(file)
                 if not self._runs_programs:  # else modules that are not imported name files too
                     self._imports[""].update(parents(module))
                 self._take_whole(module, "", why) if module else self._take_everything("", why)
-            elif is_python and not is_file and not re.search(r"\s", word):
-                self._take_everything("", f"{word!r} in the code is no file of the project")
 
     def _scripts(self) -> set[str]:
         """Return the files that commands such as "sh ./a.sh" name, and those that they name, also
@@ -506,8 +517,8 @@ class Closure:
         while waiting:
             words = {*re.split(r"[^\w./+-]+", waiting.pop())} - found
             words |= MAKEFILES - found if "make" in words else set()
-            plain = {w for w in words if re.fullmatch(r"\w{1,99}", w)}
-            named = {w for w in words - plain if self._project.is_program(w)}
+            plain = {w for w in words - MAKEFILES if re.fullmatch(r"\w{1,99}", w)}
+            named = {file for w in words - plain for file in self._project.programs(w)} - found
             files = (w for w in plain if in_shells and (self._folder / w).is_file())
             named |= {w for w in files if _bytes(self._folder / w)}  # others only mark something
             found |= named
@@ -517,6 +528,10 @@ class Closure:
 
     def _put_file(self, part: str, file: Path, by: str) -> None:
         self.put(part, short(_bytes(file)), lambda: _bytes(file).decode(errors="replace"), by)
+
+
+def _is_source(name: str) -> bool:
+    return name.lower().endswith(SOURCES)
 
 
 def _bytes(file: Path) -> bytes:

@@ -177,7 +177,15 @@ DECORATE = words(
 """These decorators wrap or mark what they decorate, and do nothing else on import."""
 
 BASES = ("object", "Exception", "ValueError", "RuntimeError", "dict", "list", "tuple", "str", "int")
-"""Built-in classes. Those of libraries, such as nn.Module, do nothing to subclasses either."""
+"""Built-in classes. Most of libraries, such as nn.Module, do nothing to subclasses either."""
+
+REGISTERING = words(
+    """
+    yaml.YAMLObject albumentations.BasicTransform albumentations.DualTransform
+    albumentations.ImageOnlyTransform
+    """
+)
+"""Those that note their subclasses by a name, with which files then make objects of them."""
 
 
 class Effects:
@@ -248,7 +256,8 @@ class Effects:
         path = self._path(module, node)
         if path or depth > DEPTH:
             is_enum = path.startswith("enum.") and depth > 0
-            return path in BASES or ("." in path and is_library(path) and not is_enum)
+            acts = is_enum or path in REGISTERING
+            return path in BASES or ("." in path and is_library(path) and not acts)
         found = self._symbols.definition(module, node)
         match found[0].definitions[found[1]] if found else []:
             case [ast.ClassDef(keywords=[], body=body, bases=bases)] if found:

@@ -50,8 +50,8 @@ REACH_ANYTHING = words(
     torch.package torch.hub torch.serialization.load
     numpy.ctypeslib numpy.f2py pandas.read_pickle numba.cfunc yaml.unsafe_load yaml.Loader
     yaml.UnsafeLoader yaml.full_load yaml.FullLoader yaml.CLoader yaml.CFullLoader
-    yaml.CUnsafeLoader mlflow.pyfunc mlflow.pytorch multiprocessing.managers
-    concurrent.futures.interpreter
+    yaml.CUnsafeLoader mlflow.pyfunc mlflow.pytorch mlflow.sklearn monai.bundle
+    multiprocessing.managers concurrent.futures.interpreter
     """
 )
 """Of these libraries and of Python itself: imports, runs or reads code by names that are computed,
@@ -59,24 +59,31 @@ or makes objects of classes that only their data names."""
 
 READ_UNSEEN = words(
     """
-    av.open cv2.dnn cv2.imread cv2.VideoCapture datasets.Dataset.from_csv datasets.Dataset.from_file
-    datasets.Dataset.from_json datasets.Dataset.from_parquet datasets.load_dataset
-    datasets.load_from_disk decord duckdb h5py.File librosa.load lmdb netCDF4.Dataset
-    pandas.read_feather pandas.read_hdf pandas.read_parquet polars.read_csv polars.read_ipc
-    polars.read_parquet polars.scan_csv polars.scan_ipc polars.scan_parquet pyarrow.csv
+    av.open cv2.dnn cv2.FileStorage cv2.imread cv2.VideoCapture datasets.Dataset.from_csv
+    datasets.Dataset.from_file datasets.Dataset.from_json datasets.Dataset.from_parquet
+    datasets.Dataset.from_text datasets.Dataset.load_from_disk datasets.DatasetDict.load_from_disk
+    datasets.load_dataset datasets.load_from_disk decord duckdb faiss.read_index h5py.File
+    librosa.load lmdb netCDF4.Dataset netCDF4.MFDataset pandas.HDFStore pandas.read_feather
+    pandas.read_hdf pandas.read_orc pandas.read_parquet polars.read_avro polars.read_csv
+    polars.read_excel polars.read_ipc polars.read_json polars.read_ndjson polars.read_parquet
+    polars.scan_csv polars.scan_ipc polars.scan_ndjson polars.scan_parquet pyarrow.csv
     pyarrow.dataset pyarrow.feather.read_feather pyarrow.feather.read_table pyarrow.fs pyarrow.json
     pyarrow.memory_map pyarrow.orc pyarrow.OSFile pyarrow.parquet.ParquetDataset
     pyarrow.parquet.ParquetFile pyarrow.parquet.read_table rasterio.open rdkit.Chem.MolFromMolFile
     rdkit.Chem.SDMolSupplier safetensors.numpy.load_file safetensors.safe_open
-    safetensors.torch.load_file safetensors.torch.load_model sentencepiece soundfile.read
-    soundfile.SoundFile tokenizers.Tokenizer.from_file torchaudio.load torchcodec
-    torchvision.io.decode_image torchvision.io.read_file torchvision.io.read_image
-    torchvision.io.read_video torchvision.io.VideoReader xarray.open_dataset
+    safetensors.torch.load_file safetensors.torch.load_model scipy.io.mminfo scipy.io.mmread
+    sentencepiece soundfile.read soundfile.SoundFile tokenizers.models.BPE.from_file
+    tokenizers.Tokenizer.from_file torch.from_file torch.jit.load torch.TypedStorage.from_file
+    torch.UntypedStorage.from_file torchaudio.load torchcodec torchvision.io.decode_image
+    torchvision.io.read_file torchvision.io.read_image torchvision.io.read_video
+    torchvision.io.VideoReader xarray.load_dataarray xarray.load_dataset xarray.open_dataarray
+    xarray.open_dataset xarray.open_mfdataset xarray.open_zarr
     """
 )
 """What reads files that Python does not open (labjobs.job.data_evidence), or a copy of its own."""
 
-HAVE_UNSEEN = {module for name in READ_UNSEEN for module in parents(name)[:-1]}
+HAVE_UNSEEN = {module for name in READ_UNSEEN for module in parents(name)[:-1]} - {"torch"}
+"""Modules with such functions; of torch, `getattr(torch, name)` takes number formats."""
 
 HARMLESS = words(
     """
@@ -104,6 +111,7 @@ AS_VALUES = words("asyncio logging multiprocessing os pickle types typing yaml")
 FRAMES = re.compile(
     "(f|tb|gi|cr|ag|co)_(back|builtins|code|consts|filename|firstlineno|frame|globals|lasti|lineno"
     "|lines|linetable|locals|name|names|next|qualname|trace|varnames|freevars|positions)|lineno"
+    "|findCaller|TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # has torch.load() make objects of any class
 )
 
 
