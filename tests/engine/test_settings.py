@@ -487,7 +487,7 @@ MISTAKES = [
             ("steps", int, setting(3, replaces="epochs")),
             ("minutes", float, setting(3.0, replaces="epochs")),
         ),
-        "Settings.steps and Settings.minutes: only one may have a default above 0",
+        "Settings.steps: only one of steps and minutes may have a default above 0",
     ),
     (changed(("rate", float, setting(1.0, formerly="lr"))), 'Settings.rate: formerly="lr" is'),
     (changed(former={"lr": 1}), "Settings.lr: is in FORMER as well, among the deleted settings"),

@@ -8,7 +8,7 @@ import inspect
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
@@ -253,7 +253,8 @@ def _of(kind: type) -> Flags:
         except (TypeError, ValueError) as error:
             raise SettingsError(f"{kind.__name__}.{field.name}: {error}") from None
     flags = Flags(found, getattr(kind, "FORMER", {}))
-    _check_together(kind.__name__, flags)
+    for name, wrong in _contradictions(flags):
+        raise SettingsError(f"{kind.__name__}.{name}: {wrong}")
     return flags
 
 
@@ -297,31 +298,29 @@ def _check_in_code(flag: Flag, what: str, value: object) -> None:
         raise ValueError(f"its {what} {value!r}: {error}") from None
 
 
-def _check_together(kind: str, flags: Flags) -> None:
-    """Raise SettingsError if the rules of several settings contradict each other."""
+def _contradictions(flags: Flags) -> Iterator[tuple[str, str]]:
+    """The settings whose rules contradict those of others, and how."""
     for name in flags.keys() & flags.former.keys():
-        raise SettingsError(f"{kind}.{name}: is in FORMER as well, among the deleted settings")
+        yield name, "is in FORMER as well, among the deleted settings"
     for name, before in flags.formerly.items():
         if before in flags or before in flags.former:
-            taken = "is the name of a setting, or is in FORMER"
-            raise SettingsError(f'{kind}.{name}: formerly="{before}" {taken}')
+            yield name, f'formerly="{before}" is the name of a setting, or is in FORMER'
     for name, wanted in flags.when.items():
         for key, values in wanted.items():
             if key not in flags:
-                missing = f"when={flags[name].rules['when']!r}, but there is no setting {key}"
-                raise SettingsError(f"{kind}.{name}: {missing}")
+                yield name, f"when={flags[name].rules['when']!r}, but there is no setting {key}"
+                continue
             try:
                 for value in values:
                     _check_in_code(flags[key], f"value in when of {name}", value)
             except ValueError as error:
-                raise SettingsError(f"{kind}.{key}: {error}") from None
+                yield key, str(error)
     for replaced, names in flags.replacing.items():
+        on = [name for name in names if flags[name].default]
         if replaced not in flags:
-            missing = f'replaces="{replaced}", but there is no such setting'
-            raise SettingsError(f"{kind}.{names[0]}: {missing}")
-        on = [f"{kind}.{name}" for name in names if flags[name].default]
-        if len(on) > 1:
-            raise SettingsError(f"{' and '.join(on)}: only one may have a default above 0")
+            yield names[0], f'replaces="{replaced}", but there is no such setting'
+        elif len(on) > 1:
+            yield on[0], f"only one of {' and '.join(on)} may have a default above 0"
 
 
 # Headings and help texts of a dataclass, read from its source.
@@ -343,19 +342,15 @@ def of_fields(kind: type) -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     lines, body = source.splitlines(), definition.body  # type: ignore[attr-defined]
     heading, end = kind.__name__, definition.lineno
-    for node, after in zip(body, [*body[1:], None], strict=True):
+    for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
         # Between two statements there can only be comments.
         for block in re.split(r"\n\s*\n", "\n".join(lines[end : node.lineno - 1])):
             if match := HEADING.fullmatch(block.strip()):
                 heading = match[1]
         end = node.end_lineno
-        match node, after:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
-                value=ast.Constant(value=str(text))
-            ):
-                found[name] = heading, " ".join(text.split())
-            case ast.AnnAssign(target=ast.Name(id=name)), _:
-                found[name] = heading, ""
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            text = ast.get_docstring(ast.Module([after], [])) or ""
+            found[node.target.id] = heading, " ".join(text.split())
     return found
 
 
@@ -399,9 +394,8 @@ def parsed(file: Path) -> ast.Module:
         raise SettingsError(f"{file.name}: {error}") from None
 
 
-def _names(name: str, tree: ast.Module, registry: str) -> list[str]:
+def _names(name: str, tree: ast.Module, registry: str) -> Iterator[str]:
     """The names that the statements of a module put into one of its registries."""
-    found: list[str] = []
     for statement in tree.body:
         match statement:
             case (
@@ -409,34 +403,27 @@ def _names(name: str, tree: ast.Module, registry: str) -> list[str]:
                 | ast.AnnAssign(target=ast.Name(id=target), value=ast.expr() as value)
                 | ast.AugAssign(target=ast.Name(id=target), value=value)
             ) if target == name:
-                found += _keys(name, value, tree, registry)
+                yield from _keys(name, value, tree, registry)
             case ast.Assign(
                 targets=[ast.Subscript(value=ast.Name(id=target), slice=ast.Constant(value=key))]
             ) if target == name:
-                found.append(str(key))
+                yield str(key)
             case ast.FunctionDef(decorator_list=calls) | ast.ClassDef(decorator_list=calls):
-                found += filter(None, map(_decorated, calls))
-    return found
+                for call in calls:
+                    match call:
+                        case ast.Call(ast.Name("register"), [ast.Constant(str(key)), *_]):
+                            yield key
 
 
-def _keys(name: str, value: ast.expr, tree: ast.Module, registry: str) -> list[str]:
+def _keys(name: str, value: ast.expr, tree: ast.Module, registry: str) -> Iterator[str]:
     """The keys of a dict that is written out."""
     if not isinstance(value, ast.Dict):
         raise SettingsError(f"{registry}: {WRITTEN_OUT}")
-    found: list[str] = []
     for pair in zip(value.keys, value.values, strict=True):
         match pair:
-            case (ast.Constant(value=str(key)), _):
-                found.append(key)
-            case (None, ast.Name(id=other)):  # {**OTHER}; {**MODELS, …} has its own already
-                found += _names(other, tree, registry) if other != name else []
+            case (ast.Constant(str(key)), _):
+                yield key
+            case (None, ast.Name(other)):  # {**OTHER}; {**MODELS, …} has its own already
+                yield from _names(other, tree, registry) if other != name else ()
             case _:
                 raise SettingsError(f"{registry}: {WRITTEN_OUT}")
-    return found
-
-
-def _decorated(call: ast.expr) -> str | None:
-    match call:
-        case ast.Call(func=ast.Name(id="register"), args=[ast.Constant(value=str(key)), *_]):
-            return key
-    return None
