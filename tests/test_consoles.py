@@ -44,6 +44,20 @@ def test_a_console_that_is_closed_changes_no_status(project, how):
     assert "finished" in succeeded(project.do("python", "jobs.py", "list")).stdout
 
 
+def test_letters_that_the_font_lacks_are_named_once_for_each_figure(fresh):
+    """And no figure is written with boxes in their place."""
+    for note in ("基线", "新方法"):
+        succeeded(fresh.run(*QUICK, "--note", note))
+    done = fresh.do("python", "plot.py", "--format", "png")
+    assert done.returncode == 1 and "Glyph" not in done.stderr, done
+    lacking = [line for line in done.stderr.splitlines() if "its font lacks" in line]
+    figures = [line.split(": ")[0] for line in lacking]
+    assert lacking and len(figures) == len({*figures})
+    for line in lacking:
+        assert "write other LABELS" in line
+    assert not {path.stem for path in fresh.root.glob("figures/*.png")} & {*figures}
+
+
 def test_no_file_of_a_job_takes_the_place_of_a_closed_console(project):
     folder = project.root / "runs"
     flags = (*QUICK, "--seed", "30")

@@ -141,6 +141,26 @@ def test_another_python_is_told_what_it_lacks(project):
     assert done.stderr == f"{sys.executable}: {said}\n"
 
 
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("queue.py", "queue.py hides the library queue from all code that needs it; rename it"),
+        ("tqdm/__init__.py", "tqdm hides the library tqdm from all code that needs it; rename it"),
+        ("data/__init__.py", "the folder data, with an __init__.py, hides data.py; rename one of"),
+    ],
+)
+def test_a_module_that_hides_another_is_named(fresh, file, said):
+    """Python looks in a script's folder first. Folders that are no packages hide nothing."""
+    path = fresh.root / file
+    path.parent.mkdir(exist_ok=True)
+    for folder in ("logging", "test"):
+        (fresh.root / folder).mkdir()
+    succeeded(ended(fresh.command(sys.executable, "jobs.py", "list")))
+    path.touch()
+    for script in ("run.py", "jobs.py", "plot.py"):
+        assert one_line(ended(fresh.command(sys.executable, script)), 1).startswith(said)
+
+
 def test_python_that_looks_in_no_folder_of_a_script(project, tmp_path):
     """By PYTHONSAFEPATH, with an installed engine."""
     (tmp_path / "labjobs").symlink_to(project.root / "labjobs")
@@ -229,6 +249,16 @@ def test_with_the_store_away_results_are_safe_and_uploaded_later(fresh):
     assert back.returncode == 0 and "already finished" in back.stdout
     assert [status for _, status in fresh.runs(job_of(away))] == ["FINISHED"]
     assert best.stat().st_mtime_ns == written  # nothing was trained again
+
+
+def test_a_run_deleted_while_its_job_trains_is_made_again(fresh):
+    job = fresh.start("--epochs", "200", "--batch-size", "32", "--quiet")
+    wait_until(lambda: bool(fresh.ask("SELECT 1 FROM metrics WHERE key = 'val_loss'")))
+    fresh.write("UPDATE runs SET lifecycle_stage = 'deleted'")
+    assert job.poll() is None
+    ended_as = job_of(silent(ended(job)))
+    assert [status for _, status in fresh.runs(ended_as)] == ["FINISHED"]
+    assert fresh.stored(ended_as) == fresh.journalled(ended_as)
 
 
 def test_a_sqlite_store_may_be_anywhere(project, tmp_path):

@@ -21,9 +21,24 @@ what it may import; the template's pyproject.toml holds the rules (import-linter
 A project's files use the names in `__init__.pyi`: `from labjobs import Job`.
 """
 
+import os
+import sys
+
+# Python looks in a script's folder first: a module there hides the library of its name from all
+# code, also from what is imported below.
+if os.path.exists(os.path.join(sys.path[0], "pyproject.toml")):  # it is a project's
+    _libraries = {*sys.stdlib_module_names, *("matplotlib", "mlflow", "numpy", "pandas", "PIL")}
+    _libraries |= {"requests", "scipy", "sklearn", "torch", "torchvision", "tqdm", "yaml"}
+    for _file in os.listdir(sys.path[0] or os.curdir):
+        _name = _file.removesuffix(".py")
+        _is_package = os.path.exists(os.path.join(sys.path[0], _name, "__init__.py"))
+        if _name in _libraries and (_is_package or _file != _name):
+            sys.exit(f"{_file} hides the library {_name} from all code that needs it; rename it")
+        if _is_package and _file != _name:
+            sys.exit(f"the folder {_name}, with an __init__.py, hides {_file}; rename one of them")
+
 import ast
 import builtins
-import sys
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
