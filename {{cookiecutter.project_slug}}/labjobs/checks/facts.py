@@ -215,14 +215,9 @@ class Carried:
                 self._changed[own] = kind, Finding(at, f"{name} {CHANGES[kind]}")
 
     @property
-    def forgotten(self) -> tuple[Finding, ...]:
-        """The objects with a `state_dict()` that have changed."""
-        return tuple(found for kind, found in self._changed.values() if kind == 0)
-
-    @property
-    def changes(self) -> tuple[Finding, ...]:
-        """What has changed: first what has a `state_dict()`, then random numbers."""
-        return tuple(found for _, found in sorted(self._changed.values(), key=lambda each: each[0]))
+    def changes(self) -> list[tuple[int, Finding]]:
+        """What has changed, by its kind: what has a `state_dict()` (0), then random numbers."""
+        return sorted(self._changed.values(), key=lambda each: each[0])
 
     def _states(self) -> dict[tuple[int, str], str | None]:
         states = [part.state_dict() for part in self._parts]

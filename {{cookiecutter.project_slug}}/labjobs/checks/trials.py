@@ -261,9 +261,8 @@ def _same_bits(trials: Trials) -> Answer:
     if trials.bits_may_differ:
         return Answer(unknown=ON_GPU)
     said = f"run again, {difference(found, whole.facts, trials.interrupted.facts)}"
-    if seen.clock:
-        return Answer((Finding(seen.clock, f"{said}: a clock is read"),))
-    return Answer((Finding(whole.resumed_at, f"{said}; is something random without a seed?"),))
+    why = ": a clock is read" if seen.clock else "; is something random without a seed?"
+    return Answer((Finding(seen.clock or whole.resumed_at, f"{said}{why}"),))
 
 
 def _before_interruption(trials: Trials) -> Fact | None:

@@ -144,11 +144,8 @@ def _made_at(module: nn.Module, path: str) -> Place | None:
 aten = torch.ops.aten
 
 
-class Differences:
-    """The differences of a column and a row, of which one is a prediction."""
-
-    def __init__(self) -> None:
-        self._found: dict[Place, Finding] = {}
+class Differences(dict[Place, Finding]):
+    """The differences of a column and a row, of which one is a prediction, by their lines."""
 
     def done(self, func: Any, args: Any, _kwargs: dict[str, Any], result: Any) -> None:
         """Look at an operation."""
@@ -160,11 +157,7 @@ class Differences:
         is_error = found[0].requires_grad != found[1].requires_grad
         if is_error and crossed and (place := here()):
             text = f"{shapes[0]} minus {shapes[1]} is {tuple(result.shape)}; give both one shape"
-            self._found.setdefault(place, Finding(place, text))
-
-    def answer(self) -> Answer:
-        """Return the differences that were found."""
-        return Answer(tuple(self._found.values()))
+            self.setdefault(place, Finding(place, text))
 
 
 # Do training steps wait for the device, where the student's code reads a tensor's value?
@@ -357,10 +350,11 @@ class Watched(ShortJob):
         seen = self._seen
         if self._gradients:
             seen.waits, seen.gradients = self._waits.answer(), self._gradients.answer()
-            wrong = self._differences.answer().findings
-            seen.measurements = Answer((*wrong, *self._misspelt()))
+            seen.measurements = Answer((*self._differences.values(), *self._misspelt()))
         if self._carried:
-            seen.forgotten, seen.changes = Answer(self._carried.forgotten), self._carried.changes
+            changes = self._carried.changes
+            seen.forgotten = Answer(tuple(found for kind, found in changes if kind == 0))
+            seen.changes = tuple(found for _, found in changes)
         return seen
 
     def start(self) -> None:
