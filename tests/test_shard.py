@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from faults import Project, ended, job_of, one_line, succeeded
+from sweeps import write_grid
 from test_damaged_checkpoints import spoil
 from test_several import differences, in_64_bits, said, together
 
@@ -168,6 +169,11 @@ def test_a_network_that_cannot_be_divided_is_refused(exact, tmp_path):
     )
     (line,) = said(ended(together(project, 2, "--steps", "2", "--shard")))
     assert "--shard: model.network.scale is a single number" in line
+    write_grid(project.root, "--steps 2 --shard", "--steps 2 --shard --optimizer muon")
+    done = project.do("bash", "run.sh", "--gpus-per-job", "2")
+    scale, muon, counted = done.stderr.splitlines()
+    assert "--shard: model.network.scale is a single number" in scale and "Muon needs" in muon
+    assert counted == "run.sh: 2 of 2 jobs are wrong; nothing was started"
 
     project = exact.copy(tmp_path / "late")
     project.edit("run.py", "    job.init(model=model)  # --init-from\n", "")

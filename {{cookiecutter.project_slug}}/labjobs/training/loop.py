@@ -219,7 +219,7 @@ class Job(Generic[S]):
         Raises SettingsError if no weights fit, or a model cannot be divided.
         """
         self._beginning.take(models)
-        if not (self._several and self.runtime.shard):
+        if not self.runtime.shard:
             return
         from labjobs.distributed import fsdp  # slow
 
@@ -227,7 +227,7 @@ class Job(Generic[S]):
             raise SettingsError(fsdp.MUON)
         for name, model in models.items():
             fsdp.check(name, model, compilation.blocks)
-            if not any(weight.is_meta for weight in model.parameters()):
+            if self._several and not any(weight.is_meta for weight in model.parameters()):
                 self._several.copy_from_first(_tensors([model]))
                 fsdp.divide(model, self._several.mesh(self.device), compilation.blocks)
 
