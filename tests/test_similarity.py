@@ -221,8 +221,11 @@ def test_a_job_s_values_are_those_of_its_layers_and_are_drawn(project):
     ("flags", "said"),
     [
         ("", "compare.py: --second, --model: give one of them"),
+        ("--first-model mlp --model mlp", "compare.py: --first, --first-model: give one of them"),
+        ("--model mlp --dataset mnist", "compare.py: --dataset: is for --first-model; a job has"),
+        ("--model mlp --layers nosuch", "--layers nosuch: the network has no such layer; known:"),
         ("--model mlp --second {}", "compare.py: --second, --model: give one of them"),
-        ("--second {} --pretrained", "compare.py: --pretrained, --image-size: are for --model"),
+        ("--second {} --pretrained", "compare.py: --pretrained: is for --model, not for --second"),
         ("--model resnet81", "--model resnet81: no such model; did you mean resnet18?"),
         ("--model mlp --pretrained", "--pretrained: no weights are published for this project"),
         (
@@ -254,3 +257,8 @@ def test_published_weights_are_compared_to_their_last_layer(project, tmp_path):
     values = logged(project, job_of(succeeded(compare(project, *flags, **env))))
     assert [name for _, name in values] == ["layer1", "layer2", "layer3", "layer4", "fc"]
     assert all(0 < value < 1 for value in values.values())
+    flags = ("--first-model", "resnet18", "--model", "resnet18", "--pretrained", "--quiet")
+    flags += ("--image-size", "64", "--layers", "layer*,fc")
+    both = succeeded(project.do("python", "compare.py", *flags, **env))
+    values = logged(project, job_of(both))
+    assert len(values) == 25 and all(values[n, n] == pytest.approx(1) for n, _ in values)

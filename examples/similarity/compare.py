@@ -2,8 +2,8 @@
 
     python compare.py --first 1872aa178ea7 --second 6481210abf0b
     python compare.py --first 1872aa178ea7 --model convnet     # with new weights
-    python compare.py --first 1872aa178ea7 --model resnet18 --pretrained --image-size 224 \\
-      --second-layers "layer*,fc" --spatial average
+    python compare.py --first-model resnet18 --model resnet34 --pretrained --dataset cifar10 \\
+      --image-size 224 --layers "layer*,fc" --spatial average    # published weights
 
 The ids are ids of run.py's jobs. similarity.py has the measure, plot_compare.py the figures.
 """
@@ -11,7 +11,8 @@ The ids are ids of run.py's jobs. similarity.py has the measure, plot_compare.py
 import sys
 from collections.abc import Sized
 from dataclasses import asdict, dataclass, replace
-from typing import cast
+from pathlib import Path
+from typing import NamedTuple, cast
 
 from labjobs import launch
 from settings import COMPARE_METRICS, CompareSettings, Settings
@@ -33,6 +34,13 @@ IMAGENET = tuple(f"class {number}" for number in range(1000))
 """The number of classes of published weights, so that the weights of the last layer fit too."""
 
 
+class Named(NamedTuple):
+    """The names of layers, and the flag that has them."""
+
+    patterns: tuple[str, ...]
+    flag: str
+
+
 @dataclass(frozen=True)
 class Compared:
     """A network to compare."""
@@ -50,44 +58,62 @@ class Compared:
         have = images.shape[1]
         if have not in (1, self.channels):
             takes = "1 channel" if self.channels == 1 else f"{self.channels} channels"
-            raise JobError(f"{self.name}: takes images with {takes}; those of --first have {have}")
+            raise JobError(f"{self.name}: takes images with {takes}; the others have {have}")
         return images.expand(-1, self.channels, -1, -1)
 
 
-def networks(settings: CompareSettings) -> tuple[jobs.Loaded, Compared, Compared]:
-    """Return the first job, and both networks to compare, on the CPU."""
-    job = jobs.load(settings.first)
-    first = of_job(job, settings.layers, "--layers")
-    patterns = settings.second_layers or settings.layers
-    flag = "--second-layers" if settings.second_layers else "--layers"
+def networks(settings: CompareSettings, data_root: Path) -> tuple[Settings, Compared, Compared]:
+    """Return the settings by which the data is read, and both networks to compare, on the CPU."""
+    first, second = layers_of(settings)
+    if settings.first:
+        job = jobs.load(settings.first)
+        like, spec, one = job.settings, job.spec, of_job(job, first)
+    else:
+        like = Settings(dataset=settings.dataset)
+        spec = data.load(like, data_root).spec
+        one = of_model(settings.first_model, True, sized(like, settings), spec, first)
     if settings.second:
-        return job, first, of_job(jobs.load(settings.second), patterns, flag)
-    network = new_network(settings, job.settings, job.spec)
-    chosen = similarity.layers(network, patterns, flag)
-    name = f"{settings.model}, {'pretrained' if settings.pretrained else 'untrained'}"
-    return job, first, Compared(name, network, chosen, job.spec.shape[0])
+        return like, one, of_job(jobs.load(settings.second), second)
+    new = settings.model, settings.pretrained
+    return like, one, of_model(*new, sized(like, settings), spec, second)
 
 
-def of_job(job: jobs.Loaded, patterns: tuple[str, ...], flag: str) -> Compared:
+def layers_of(settings: CompareSettings) -> tuple[Named, Named]:
+    """Return the names of the layers of both networks."""
+    first = Named(settings.layers, "--layers")
+    second = Named(settings.second_layers, "--second-layers")
+    return first, second if settings.second_layers else first
+
+
+def sized(like: Settings, settings: CompareSettings) -> Settings:
+    """Return the settings of a job, with the image size of those of a comparison."""
+    size = settings.image_size
+    return like if size == "auto" else replace(like, image_size=size)
+
+
+def of_job(job: jobs.Loaded, layers: Named) -> Compared:
     """Return the network of a job, named by its model and the settings that are not the default."""
     usual = asdict(Settings())
     changed = {name: value for name, value in asdict(job.settings).items() if value != usual[name]}
     others = [f"{name} {changed[name]}" for name in changed if name not in ("model", "seed")]
     name = ", ".join([job.settings.model, *others])
-    chosen = similarity.layers(job.model, patterns, flag)
+    chosen = similarity.layers(job.model, *layers)
     return Compared(name, job.model, chosen, job.spec.shape[0])
 
 
-def new_network(settings: CompareSettings, like: Settings, spec: models.Spec) -> nn.Module:
-    """Return the network of --model for the data of another job.
+def of_model(
+    name: str, pretrained: bool, like: Settings, spec: models.Spec, layers: Named
+) -> Compared:
+    """Return a network for some data, with published or random weights.
 
     Raises SettingsError if it cannot take such data, JobError if published weights are missing.
     """
-    size = like.image_size if settings.image_size == "auto" else settings.image_size
-    wanted = replace(like, model=settings.model, pretrained=settings.pretrained, image_size=size)
-    if settings.pretrained:
+    if pretrained:
         spec = replace(spec, classes=IMAGENET)
-    return models.make(wanted, spec).eval()
+    network = models.make(replace(like, model=name, pretrained=pretrained), spec).eval()
+    chosen = similarity.layers(network, *layers)
+    kind = "pretrained" if pretrained else "untrained"
+    return Compared(f"{name}, {kind}", network, chosen, spec.shape[0])
 
 
 def blocks_of_images(job: Job[CompareSettings], of: Settings) -> list[Tensor]:
@@ -98,7 +124,7 @@ def blocks_of_images(job: Job[CompareSettings], of: Settings) -> list[Tensor]:
     test = data.load(of, job.runtime.data_root).test
     count = 0 if test is None else len(cast(Sized, test))
     if test is None or count < similarity.FEWEST:
-        raise JobError(f"--first: has {count} test examples, {similarity.FEWEST} are needed")
+        raise JobError(f"the data has {count} test examples, {similarity.FEWEST} are needed")
     chosen = torch.randperm(count, generator=generator(0, "compare"))[: job.settings.examples]
     batches = job.batches(Subset(test, chosen.tolist()), job.settings.batch_size)
     return [images for images, _ in batches]
@@ -109,8 +135,8 @@ def main(job: Job[CompareSettings]) -> dict[str, float]:
     """Log the CKA of each layer of the first network with each of the second, and return what is
     measured, by the names in COMPARE_METRICS."""
     settings = job.settings
-    loaded, *both = networks(settings)
-    images = blocks_of_images(job, loaded.settings)
+    like, *both = networks(settings, job.runtime.data_root)
+    images = blocks_of_images(job, like)
     for one in both:
         one.network.to(job.device)
 
@@ -148,13 +174,14 @@ def main(job: Job[CompareSettings]) -> dict[str, float]:
 
 def check(job: Job[CompareSettings]) -> None:
     """Raise SettingsError if the job could not run; its inputs may not have run yet."""
-    settings = job.settings
-    if settings.model != "none":
-        spec = models.Spec((3, 224, 224), IMAGENET, (0.5,) * 3, (0.5,) * 3)
-        with torch.device("meta"):  # shapes only: no weights are made
-            network = new_network(settings, Settings(), spec)
-        patterns = settings.second_layers or settings.layers
-        similarity.layers(network, patterns, "--second-layers")
+    settings, spec = job.settings, models.Spec((3, 224, 224), IMAGENET, (0.5,) * 3, (0.5,) * 3)
+    first, second = layers_of(settings)
+    with torch.device("meta"):  # shapes only: no weights are made
+        if not settings.first:
+            of_model(settings.first_model, True, sized(Settings(), settings), spec, first)
+        if not settings.second:
+            new = settings.model, settings.pretrained
+            of_model(*new, sized(Settings(), settings), spec, second)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ ONLY: dict[str, object] = {}
 PANELS = 6
 """Largest number of maps in a figure."""
 
-SEEN = ("first", "second", "model", "pretrained", "layers", "second_layers")
+SEEN = ("first", "first_model", "second", "model", "pretrained", "layers", "second_layers")
 """Settings that already show in the names of the networks and the layers."""
 
 CKA = metrics.Measured("cka", Metric(better="higher", label="CKA", range=(-1, 1)))

@@ -28,6 +28,8 @@ COMPARE_METRICS = {  # of compare.py; neither direction is better, but each Metr
     "mean_cka": Metric(better="higher", label="mean CKA of layers of the same name", range=(-1, 1)),
 }
 
+PUBLISHED = "any torchvision classifier, such as resnet18"
+
 FOLDS = 5  # number of folds of the training examples, for --fold
 
 
@@ -176,15 +178,19 @@ class CompareSettings:
     each other."""
 
     # Networks
-    first: JobId
+    first: JobId | None = None
     """First job whose network is compared. Both networks get the test examples of this job."""
+
+    first_model: str = added("none", neutral="none", names="models.MODELS", others=PUBLISHED)
+    """Network to compare instead of --first, with its published weights."""
+
+    dataset: str = added("digits", neutral="digits", names="data.DATASETS")
+    """Dataset whose test examples both networks get, with --first-model."""
 
     second: JobId | None = None
     """Second job whose network is compared."""
 
-    model: str = setting(
-        "none", names="models.MODELS", others="any torchvision classifier, such as resnet18"
-    )
+    model: str = setting("none", names="models.MODELS", others=PUBLISHED)
     """Network to compare instead of --second, with random weights, or with published weights if
     --pretrained is given."""
 
@@ -193,7 +199,8 @@ class CompareSettings:
     networks have them."""
 
     image_size: int | Literal["auto"] = setting("auto", at_least=1, at_most=10_000)
-    """Width and height that images are scaled to for --model, in pixels. auto: as for --first."""
+    """Width and height that images are scaled to for --first-model and --model, in pixels. auto: as
+    for --first, or the size of the dataset."""
 
     # Layers
     layers: tuple[str, ...] = ("layers.*",)
@@ -221,5 +228,11 @@ class CompareSettings:
     def __post_init__(self) -> None:
         if (self.second is None) == (self.model == "none"):
             raise SettingsError("--second, --model: give one of them")
-        if self.second and (self.pretrained or self.image_size != "auto"):
-            raise SettingsError("--pretrained, --image-size: are for --model, not for --second")
+        if (self.first is None) == (self.first_model == "none"):
+            raise SettingsError("--first, --first-model: give one of them")
+        if self.second and self.pretrained:
+            raise SettingsError("--pretrained: is for --model, not for --second")
+        if self.image_size != "auto" and self.first and self.second:
+            raise SettingsError("--image-size: is for --first-model and --model, not for jobs")
+        if self.dataset != "digits" and self.first:
+            raise SettingsError("--dataset: is for --first-model; a job has its own")
