@@ -18,14 +18,19 @@ FLAGS = (
     *("--accumulate", "2", "--ema", "0.9", "--clip-norm", "1", "--precision", "bf16"),
     *("--warmup", "20", "--log-every", "7", "--checkpoint-minutes", "0.0001"),
     *("--schedule", "constant"),  # last.pt stays, to be compared
-    *("--val-fraction", "0.5", "--augment", "crop-flip", "--epochs", "40"),
+    *("--val-fraction", "0.5", "--augment", "crop-flip"),
 )
 """A checkpoint follows upon the other; means over 7 steps are half full in most of them."""
 
-LOADERS = {
-    "resident": ("--loader", "resident"),
-    "workers": ("--loader", "workers", "--workers", "1", "--seed", "1"),
+CASES = {
+    "resident": ("--epochs 40 --loader resident", 0.0),
+    "workers": ("--epochs 40 --loader workers --workers 1 --seed 1", 0.0),
+    "one-step intervals": ("--epochs 8 --eval-every 1 --seed 2", 0.05),
 }
+"""Flags, and seconds that an evaluation takes at least."""
+
+SURE = 10
+"""Evaluations after which a checkpoint that was due after the first has surely been written."""
 
 START_UP = 8.0
 """Seconds in which a job has surely begun to train, on a quiet machine."""
@@ -47,10 +52,15 @@ class Left:
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param("resident", marks=pytest.mark.alike), "workers"]
+    scope="module",
+    params=[pytest.param(each, marks=[pytest.mark.alike] * (each == "resident")) for each in CASES],
 )
-def left_alone(request, project):
-    return Left(project, (*FLAGS, *LOADERS[request.param]))
+def left_alone(request, project, tmp_path_factory):
+    flags, seconds = CASES[request.param]
+    own = project.copy(tmp_path_factory.mktemp("left") / "project")
+    own.edit("run.py", "import sys\n", "import sys\nimport time\n")
+    own.edit("run.py", "    model.eval()\n", f"    model.eval()\n    time.sleep({seconds})\n")
+    return Left(own, (*FLAGS, *flags.split()))
 
 
 def instants(project: Project, job: str, chance: random.Random) -> dict[str, Callable[[], bool]]:
@@ -94,6 +104,10 @@ def disturb(project: Project, left: Left, number: int, chance: random.Random) ->
     assert while_uploading or done.returncode in {0, -number, 128 + number}, done
     traced = {Path(file).name for file in TRACED.findall(done.stderr)}
     assert traced <= ({SENDER} if number == signal.SIGKILL and whom != "courier" else set()), done
+    folder = project.folder(left.job)
+    if (folder / "metrics.jsonl").exists():
+        evaluated = (folder / "metrics.jsonl").read_text().count("elapsed_seconds")
+        assert evaluated < SURE or any(folder.glob("last.pt")) or any(folder.glob("previous.pt"))
     when = f"{signal.Signals(number).name} {whom}, {way}" if alive else "too late"
     return when, done.returncode == 0
 
