@@ -2,6 +2,8 @@
 
     python benchmarks/drawing.py > benchmarks/drawing.md
     python benchmarks/drawing.py --server > benchmarks/drawing-server.md    # needs PostgreSQL
+    python benchmarks/drawing.py --before COMMIT                # plot.py as it was takes turns
+    python benchmarks/drawing.py --before COMMIT --rates 250 --seeds 4      # tables of 500 rows
 
 `python plot.py` is timed as a command, with all its imports, reading, checks and files. The other
 way only reads: `mlflow.search_runs`, and `get_metric_history` of one metric of each run.
@@ -10,6 +12,7 @@ way only reads: `mlflow.search_runs`, and `get_metric_history` of one metric of 
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,13 +23,12 @@ from pathlib import Path
 
 import numpy as np
 from pages import machine, page, spread
-from projects import make, run
+from projects import make
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-MODELS, LRS = ("mlp", "convnet"), [10 ** -(i / 2) for i in range(2, 12)]
+MODELS = ("mlp", "convnet")
 METRICS = ("val_accuracy", "elapsed_seconds")
-FIGURES = 8
 
 BY_MLFLOW = """
 import mlflow
@@ -40,10 +42,12 @@ for run_id in runs["run_id"]:
 WAYS = {
     "plot.py": "`python plot.py`: all figures",
     "mlflow": "`search_runs` and `get_metric_history`: reading alone",
+    "before": "`python plot.py` as it was",
 }
+ALL_ROWS = ("ROWS: list[str] = []", 'ROWS: list[str] = ["model", "lr"]')
 
 
-def fill(uri: str, folder: str, seeds: int, points: int) -> None:
+def fill(uri: str, folder: str, rates: int, seeds: int, points: int) -> None:
     """Store jobs as their couriers do: a grid of models, learning rates and seeds."""
     labels = np.arange(360) % 10
     kept = {"index": np.arange(360), "label": labels, "predicted": labels}
@@ -53,7 +57,8 @@ def fill(uri: str, folder: str, seeds: int, points: int) -> None:
 
     client = MlflowClient(uri)
     experiment = client.create_experiment("my_project")
-    for model, lr, seed in product(MODELS, LRS, range(seeds)):
+    lrs = [10 ** -(1 + 5 * place / rates) for place in range(rates)]
+    for model, lr, seed in product(MODELS, lrs, range(seeds)):
         run_id = client.create_run(experiment).info.run_id
         epochs = range(1, points // len(METRICS) + 1)
         accuracy = [0.9 + 0.0001 * seed - 0.5 / (1 + epoch) for epoch in epochs]
@@ -97,14 +102,18 @@ def store(server: bool, folder: str) -> Iterator[tuple[str, str]]:
         yield database.uri, at.uri
 
 
-def seconds(way: str, project: Path) -> float:
-    """Of one process, from its start to its end."""
+def cost(way: str, project: Path) -> tuple[float, float]:
+    """Of one process: the seconds from its start to its end, and its memory at most, in MB."""
+    reading = way == "mlflow"
+    words = ["-c", BY_MLFLOW.format(metrics=METRICS)] if reading else ["plot.py", "--unchecked"]
     begun = time.perf_counter()
-    if way == "plot.py":
-        assert run(project, "plot.py").count(".pdf") == FIGURES
-    else:
-        run(project, "-c", BY_MLFLOW.format(metrics=METRICS))
-    return time.perf_counter() - begun
+    env = os.environ | {"PYTHONPATH": str(project)}
+    process = subprocess.Popen(
+        [sys.executable, *words], cwd=project, env=env, stdout=subprocess.DEVNULL
+    )
+    _, status, used = os.wait4(process.pid, 0)
+    assert status == 0, way
+    return time.perf_counter() - begun, used.ru_maxrss / 1024
 
 
 def main() -> None:
@@ -114,29 +123,47 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--points", type=int, default=500)
+    parser.add_argument("--rates", type=int, default=10)
+    parser.add_argument("--before", default="", metavar="COMMIT")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, store(arguments.server, folder) as (into, uri):
-        project = make(folder)
-        fill(into, folder, arguments.seeds, arguments.points)
+        projects = dict.fromkeys(("plot.py", "mlflow"), make(f"{folder}/now"))
+        if arguments.before:
+            before = make(f"{folder}/before", commit=arguments.before)
+            projects = {"plot.py": projects["plot.py"], "before": before}
+        for project in {*projects.values()} if arguments.rates > 20 else ():
+            script = project / "plot.py"
+            script.write_text(script.read_text().replace(*ALL_ROWS))
+        fill(into, folder, arguments.rates, arguments.seeds, arguments.points)
         os.environ["MLFLOW_TRACKING_URI"] = uri
-        rounds = [{way: seconds(way, project) for way in WAYS} for _ in range(arguments.rounds)]
+        rounds = [
+            {way: cost(way, project) for way, project in projects.items()}
+            for _ in range(arguments.rounds)
+        ]
     kind = "a server on PostgreSQL" if arguments.server else "sqlite"
-    jobs = len(MODELS) * len(LRS) * arguments.seeds
+    settings = len(MODELS) * arguments.rates
+    jobs = settings * arguments.seeds
+    flags = " --server" * arguments.server
+    if arguments.before:
+        flags += f" --before {arguments.before}"
+    if arguments.rates > 20:
+        flags += f" --rates {arguments.rates} --seeds {arguments.seeds}"
     about = (
-        f"{machine('torch', 'mlflow', 'matplotlib')}; {jobs:,} jobs of {arguments.points} points "
-        f"in {kind}; n = {len(rounds)} rounds, in turn: median (least to most). The ratio is to "
-        "plot.py in the same round. `python benchmarks/drawing.py"
-        f"{' --server' if arguments.server else ''}` makes this page."
+        f"{machine('torch', 'mlflow', 'matplotlib')}; {jobs:,} jobs of {settings} settings and "
+        f"{arguments.points} points in {kind}; n = {len(rounds)} rounds, in turn: median (least to "
+        "most). The ratio is to plot.py in the same round; memory is the process's largest. "
+        f"`python benchmarks/drawing.py{flags}` makes this page."
     )
     rows = [
         [
-            text,
-            spread([each[way] / each["plot.py"] for each in rounds]),
-            spread([each[way] for each in rounds], 1),
+            WAYS[way],
+            spread([each[way][0] / each["plot.py"][0] for each in rounds]),
+            spread([each[way][0] for each in rounds], 1),
+            spread([each[way][1] for each in rounds], 0),
         ]
-        for way, text in WAYS.items()
+        for way in projects
     ]
-    page("Drawing the figures of many jobs", about, ["", "ratio", "seconds"], rows)
+    page("Drawing the figures of many jobs", about, ["", "ratio", "seconds", "memory, MB"], rows)
 
 
 if __name__ == "__main__":

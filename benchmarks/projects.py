@@ -11,10 +11,11 @@ from typing import Any
 TEMPLATE = Path(__file__).resolve().parents[1]
 
 
-def make(folder: str, example: str = "classification") -> Path:
+def make(folder: str, example: str = "classification", commit: str = "HEAD") -> Path:
     """A project in a folder, from the template as it is committed, with the engine as a folder."""
     clone = Path(folder) / "template"
     subprocess.run(["git", "clone", "--quiet", TEMPLATE, clone], check=True)
+    subprocess.run(["git", "-C", clone, "checkout", "--quiet", commit], check=True)
     flags = ["--no-input", "--default-config", "--output-dir", folder]
     answers = [f"example={example}", "engine=source"]
     command = [sys.executable, "-m", "cookiecutter", str(clone), *flags, *answers]
