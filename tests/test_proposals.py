@@ -42,6 +42,14 @@ def test_generations_follow_from_results_and_are_written_down(swept, fresh):
     more = succeeded(swept(3)).stdout
     assert more.splitlines()[-1] == "6 of 6 jobs finished, 2 of them now"
     assert path.read_text().startswith(written) and path.read_text() != written
+    drawn = {path.parent.name: path.read_text() for path in fresh.root.glob("runs/*/drawn.json")}
+    first, last = (
+        next(job for job, text in drawn.items() if f'"generation": {number}' in text)
+        for number in (1, 3)
+    )
+    refused = fresh.do("python", "jobs.py", "rm", first)
+    assert refused.returncode == 1 and "which a search has drawn" in refused.stderr
+    succeeded(fresh.do("python", "jobs.py", "rm", last, "--dry-run"))
 
     fresh.edit("models.py", "nn.ReLU()", "nn.Tanh()")
     changed = succeeded(swept(3, "--redo-stale"))

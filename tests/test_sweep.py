@@ -336,6 +336,11 @@ def test_a_search_ends_after_draws_that_do_not_improve(lab, at_once):
     assert done.stdout.splitlines()[-1].startswith(f"{end} of {end} jobs finished")
     ran = {path.parents[1].name for path in lab.project.root.glob("runs/*/*/outcome.json")}
     assert ran == {draw["id"] for draw in draws[:end]}
+    removed = [
+        lab.project.do("python", "jobs.py", "rm", draw["id"], "--dry-run").returncode
+        for draw in (draws[0], draws[end - 1])
+    ]
+    assert removed == [1, 0]  # what was drawn later depends on the results of the first
 
 
 def listed(lab: Lab) -> list[str]:

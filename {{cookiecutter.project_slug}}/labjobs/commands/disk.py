@@ -6,7 +6,7 @@ import argparse
 import os
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from labjobs.commands.inventory import JOB_ID, Job, Project
 from labjobs.errors import JobError, cause, few
 from labjobs.files import PROJECT, json_of, read_json, shown
 from labjobs.job import attempts, identity, runtime
-from labjobs.job.folder import JobFolder, owner_of
+from labjobs.job.folder import owner_of
 from labjobs.job.journal import record_of
 from labjobs.job.terminal import counted, leave
 from labjobs.tracking import courier, stored_jobs
@@ -229,19 +229,30 @@ def remove_jobs(project: Project, given: argparse.Namespace) -> int:
 
 def _needs(project: Project, jobs: Collection[str]) -> Iterator[tuple[str, str]]:
     """What needs some jobs, each with the job."""
-    every = {job.id: job.folder for job in project.all() if job.folder}
-    for other, folder in every.items():
+    every = {job.id: (job.folder, job.folder.drawn) for job in project.all() if job.folder}
+    for other, (folder, drawn) in every.items():
         if other in jobs:
             continue
         for job in sorted({*jobs} & {*map(str, identity.inputs(folder.settings))}):
             yield job, f"job {other}, which is derived from it"
-        status = folder.outcome().get("status")
-        if status == "stopped" or (status == "paused" and folder.drawn):
-            alike = (job for job in jobs if job in every and _search(every[job]) == _search(folder))
-            yield from ((job, f"job {other}, which a search has {status}") for job in alike)
+        status = str(folder.outcome().get("status"))
+        for job, (own, draw) in ((job, every[job]) for job in jobs if job in every):
+            if own.script == folder.script and (act := _act(draw, drawn, status)):
+                yield job, f"job {other}, which a search has {act}"
     for record in _records():
         for job in sorted({*jobs} & _jobs_of(record)):
             yield job, shown(record.with_suffix(""))
+
+
+def _act(draw: Mapping[str, Any], drawn: Mapping[str, Any], status: str) -> str:
+    """What a search has done to a job of this status by the result of another one, from how both
+    were drawn; empty if nothing."""
+    if any(draw.get(name) != drawn.get(name) for name in ("seed", "ranges", "proposal")):
+        return ""
+    for turn in ("generation", "index") if {"until", "proposal"} & drawn.keys() else ():
+        if draw.get(turn, 0) < drawn.get(turn, 0):
+            return "drawn"
+    return status if status == "stopped" or (status == "paused" and drawn) else ""
 
 
 def _records() -> list[Path]:
@@ -252,8 +263,3 @@ def _records() -> list[Path]:
 def _jobs_of(record: Path) -> set[str]:
     """The jobs in a figure or a table."""
     return {*map(str, read_json(record).get("jobs", []))}
-
-
-def _search(job: JobFolder[Any]) -> tuple[object, ...]:
-    """The script of a job and the search that has drawn it, if one has."""
-    return job.script, job.drawn.get("seed"), job.drawn.get("ranges")
