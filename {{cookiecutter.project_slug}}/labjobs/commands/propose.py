@@ -1,33 +1,45 @@
-"""`propose` of run.sh: which settings to try next, from the results of those that were tried.
+"""What run.sh's `propose` and `confirm` ask: which jobs follow from the results of others.
 
-A generation is a function of its declaration and of the results of the generations before it, in
-whatever order these came, so it can be made again from the journals. By default, a Gaussian
-process is fitted to the metric that jobs monitor, and the settings with the largest expected
-improvement are taken: Jones, Schonlau and Welch 1998, doi.org/10.1023/A:1008306431147. If several
-are taken, each is chosen as if those before it had come out as expected: Ginsbourger, Le Riche and
-Carraro 2010, doi.org/10.1007/978-3-642-10701-6_6. `with=` takes a sampler of Optuna instead.
+`propose`: which settings to try next. A generation is a function of its declaration and of the
+results of the generations before it, in whatever order these came, so it can be made again from the
+journals. By default, a Gaussian process is fitted to the metric that jobs monitor, and the settings
+with the largest expected improvement are taken: Jones, Schonlau and Welch 1998,
+doi.org/10.1023/A:1008306431147. If several are taken, each is chosen as if those before it had come
+out as expected: Ginsbourger, Le Riche and Carraro 2010, doi.org/10.1007/978-3-642-10701-6_6.
+`with=` takes a sampler of Optuna instead.
 
-`python -m labjobs.commands.propose` reads a line `propose` and the ids of its jobs, writes the next
-generation down if all of them have ended, and prints it.
+`confirm`: what validation has chosen runs again. The best of many settings was partly lucky, on
+validation data and on test data alike. Jobs with seeds that had no part in the choice say how good
+it is; tables report these alone.
+
+`python -m labjobs.commands.propose propose|confirm` reads what is asked, and prints the answer, as
+JSON.
 """
 
+import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from statistics import NormalDist
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labjobs.commands.confirm import answer
+from labjobs import exit_status, settings
+from labjobs.cli.flags import option
 from labjobs.errors import SettingsError
-from labjobs.job import identity
-from labjobs.results import tables
+from labjobs.job import attempts, identity
+from labjobs.job.terminal import leave
+from labjobs.results import groups, tables
 from labjobs.results.metrics import NoResults, chooser
 from labjobs.sweeps import proposals, search
 from labjobs.sweeps.proposals import Generation, Proposals
 from labjobs.tracking.mlflow_client import experiment_name
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Numbers = NDArray[np.float64]
 
@@ -46,7 +58,7 @@ FRUITLESS = 100  # proposals of a sampler without a new job, for each job, after
 def next_generation(words: list[str], ids: list[str]) -> dict[str, Any]:
     """Write the next generation down, if all jobs have results; return whether it has `grown`, and
     `said`, a line if the results that an earlier one follows from have changed. Raises
-    SettingsError."""
+    SettingsError, and NoResults if jobs cannot be compared."""
     asked = proposals.read(words)
     known, scores = asked.known(), _scores(ids)
     if not asked.path.exists():
@@ -68,20 +80,23 @@ def next_generation(words: list[str], ids: list[str]) -> dict[str, Any]:
     return {"grown": grown, "said": said}
 
 
-def _scores(ids: Sequence[str]) -> dict[str, float]:
-    """The results by which jobs are chosen, for jobs that have one with the present code: lower is
-    better, and a job that diverged has infinity."""
+def _results(ids: Sequence[str]) -> "pd.DataFrame | None":
+    """The results of these jobs with the present code; None if no job has any."""
     try:
         every = tables.jobs(experiment_name(), identity.read(identity.DEFAULT).settings)
     except NoResults:
-        return {}
+        return None
     own = every[every["job_id"].isin(ids) & ~every["stale"]]
-    if not len(own):
+    return own if len(own) else None
+
+
+def _scores(ids: Sequence[str]) -> dict[str, float]:
+    """The results by which jobs are chosen, for jobs that have one with the present code: lower is
+    better, and a job that diverged has infinity."""
+    own = _results(ids)
+    if own is None:
         return {}
-    try:
-        metric = chooser(own)
-    except NoResults as none:
-        raise SettingsError(f"propose: {none}") from none
+    metric = chooser(own)
     values = -metric.sign * own[metric.result].where(~own["diverged"], math.nan)
     found = dict(zip(own["job_id"], map(float, values), strict=True))
     return {job: value if math.isfinite(value) else math.inf for job, value in found.items()}
@@ -259,5 +274,40 @@ def _by_optuna(
         yield numbers
 
 
+def confirming(count: int, ids: list[str]) -> list[list[str]]:
+    """Return the arguments of run.py for the jobs that confirm the best of these on each task, with
+    `count` fresh seeds each; an empty list while one has no results with the present code. Raises
+    SettingsError if there are no seeds, NoResults if nothing can be chosen."""
+    own = _results(ids)
+    if own is None or {*own["job_id"]} != {*ids} or own["diverged"].all():
+        return []
+    if groups.SEED not in own.attrs["settings"]:
+        raise SettingsError("confirm: settings.py has no setting seed")
+    return [job for alike in groups.tasks(own).values() for job in _of_task(count, alike)]
+
+
+def _of_task(count: int, own: "pd.DataFrame") -> Iterator[list[str]]:
+    best = next(iter(groups.ranked(own, groups.varied(own), chooser(own)).values()))
+    others = [name for name in groups.repeated(own) if name != groups.SEED]
+    for job in best.drop_duplicates(others)["job_id"] if others else best["job_id"][:1]:
+        known = attempts.settings_of(job, attempts.runs_root())
+        assert known  # `tables` has registered all jobs
+        for seed in range(settings.CONFIRMING, settings.CONFIRMING + count):
+            changed = identity.changed(replace(known[0], seed=seed)).items()
+            yield [f"{option(name)}={text}" for name, text in changed]
+
+
+def main(what: str) -> int:
+    """Answer what a sweep asks on standard input; returns the exit status."""
+    act: Callable[..., Any] = next_generation if what == "propose" else confirming
+    try:
+        print(json.dumps(act(**json.load(sys.stdin))))
+    except NoResults as none:
+        return leave(exit_status.WRONG, f"{what}: {none}")
+    except (SettingsError, ConnectionError) as error:
+        return leave(exit_status.WRONG, str(error))
+    return exit_status.DONE
+
+
 if __name__ == "__main__":
-    sys.exit(answer(next_generation))
+    sys.exit(main(sys.argv[1]))

@@ -119,18 +119,17 @@ def _propose(
     return grown, grown or len(known) < asked.generations
 
 
-def _asked(folder: Path, module: str, **about: Any) -> Any:
-    """What a module of `commands` answers, in a process of its own, since it imports more than a
-    sweep does; of jobs with the sweep's code, if that was copied. Raises SettingsError if it
-    fails."""
+def _asked(folder: Path, what: str, **about: Any) -> Any:
+    """What `commands.propose` answers, in a process of its own, since it imports more than a sweep
+    does; of jobs with the sweep's code, if that was copied. Raises SettingsError if it fails."""
     code = folder / "code"
     how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8"}
     how["cwd"] = code if code.exists() else PROJECT
     how["env"] = os.environ | {"PROJECT_FOLDER": str(PROJECT)}
-    command = [sys.executable, "-m", f"labjobs.commands.{module}"]
+    command = [sys.executable, "-m", "labjobs.commands.propose", what]
     done = subprocess.run(command, input=json.dumps(about), **how)
     if done.returncode:
-        said = done.stderr.strip() or f"{module} ended with status {done.returncode}"
+        said = done.stderr.strip() or f"{what} ended with status {done.returncode}"
         raise SettingsError(mlflow_client.last_line(said))
     return json.loads(done.stdout.splitlines()[-1])  # settings.py may have printed something
 
