@@ -7,8 +7,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -86,6 +90,39 @@ def mlflow_server(backend: str) -> Iterator[Server]:
             yield server
         finally:
             server.kill()
+
+
+@contextmanager
+def guarded(server: Server, user: str, password: str) -> Iterator[str]:
+    """The address of a proxy before a server that asks for a password, or takes it as a token."""
+    basic = b64encode(f"{user}:{password}".encode()).decode()
+
+    class Guard(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, kind, content = 401, "text/plain", b""
+            if self.headers.get("Authorization") in (f"Basic {basic}", f"Bearer {password}"):
+                with closing(HTTPConnection(server.uri.removeprefix("http://"))) as behind:
+                    kinds = {"Content-Type": self.headers.get("Content-Type", "")}
+                    behind.request(self.command, self.path, body, kinds)
+                    reply = behind.getresponse()
+                    status, kind = reply.status, reply.headers.get("Content-Type", "")
+                    content = reply.read()
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Guard) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{proxy.server_port}"
+        proxy.shutdown()
 
 
 @contextmanager

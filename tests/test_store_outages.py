@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy
-from faults import Project, courier_of, ended, kill, silent, wait_until
+from faults import Project, courier_of, ended, job_of, kill, silent, wait_until
 from labjobs.tracking import costs
-from servers import mlflow_server, postgres
+from servers import guarded, mlflow_server, postgres
 
 pytestmark = pytest.mark.full
 
@@ -153,8 +153,8 @@ def train(project, tmp_path):
     """Starts a job: the store's address and its database, epochs, other flags."""
     fresh, trials = project.copy(tmp_path / "fresh"), []
 
-    def train(address: str, database: str, epochs: int, *flags: str) -> Trial:
-        fresh.env["MLFLOW_TRACKING_URI"] = address
+    def train(address: str, database: str, epochs: int, *flags: str, **env: str) -> Trial:
+        fresh.env |= {"MLFLOW_TRACKING_URI": address, **env}
         trials.append(Trial(fresh, database, "--epochs", str(epochs), *flags))
         return trials[-1]
 
@@ -217,3 +217,31 @@ def test_sqlite_locked(train, tmp_path, outage):
     trial = train(address, address, FOREVER)
     with closing(sqlite3.connect(tmp_path / "store.db", timeout=60)) as other:
         trial.away(partial(other.execute, "BEGIN EXCLUSIVE"), other.rollback, 2 * outage)
+
+
+PASSWORD = "correct horse"
+RIGHT = {"MLFLOW_TRACKING_USERNAME": "ada", "MLFLOW_TRACKING_PASSWORD": PASSWORD}
+ANSWERS = {
+    "right": RIGHT,
+    "token": {"MLFLOW_TRACKING_TOKEN": PASSWORD},
+    "wrong": {**RIGHT, "MLFLOW_TRACKING_PASSWORD": "battery staple"},
+    "missing": dict[str, str](),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_server_that_asks_for_a_password(train, server, database, answer):
+    given = ANSWERS[answer]
+    with guarded(server, "ada", PASSWORD) as address:
+        trial = train(address, database.uri, 3, "--note", answer, **given)
+        done = ended(trial.process)
+        trial.folder = trial.project.folder(job_of(done))
+        if answer in ("right", "token"):
+            assert (done.returncode, done.stderr) == (0, "")
+        else:
+            (line,) = done.stderr.splitlines()
+            assert done.returncode == 3 and "401" in line and "python jobs.py sync" in line
+            assert not any(secret in line for secret in given.values())
+            sent = silent(trial.project.do("python", "jobs.py", "sync", **RIGHT))
+            assert sent.stdout.endswith("1 of 1 jobs sent\n")
+        trial.wait_until_all_is_there("FINISHED")
