@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -318,6 +319,28 @@ def test_an_audit_finds_what_evidence_does_not_see(audited, cause, tmp_path):
     assert found["status"] == "different" and found["said"].startswith("train_loss at step ")
     assert found["conditions"] == conditions
     assert audited.noted(job)["status"] == "different"
+
+
+QUIET = {
+    "--model": ("mlp", "convnet"),
+    "--optimizer": ("adam", "sgd"),
+    "--lr": ("1e-3", "3e-2"),
+    "--schedule": ("constant", "cosine"),
+    "--batch-size": ("128", "256"),
+    "--ema": ("0", "0.99"),
+    "--val-fraction": ("0.1", "0.2"),
+    "--label-smoothing": ("0", "0.1"),
+    "--epochs": ("1", "2"),
+}
+
+
+def test_an_audit_says_nothing_of_jobs_that_are_the_same(fresh, pytestconfig):
+    chance, count = random.Random(36), pytestconfig.getoption("quiet_jobs")
+    for seed in range(count):
+        words = [f"{flag}={chance.choice(values)}" for flag, values in QUIET.items()]
+        fresh.finish(*words, f"--seed={seed}", "--quiet")
+    done = silent(fresh.do("python", "jobs.py", "audit", str(count), "--seed", "0"))
+    assert done.stdout.endswith(f"{count} jobs: {count} same, 0 different, 0 not repeated\n")
 
 
 def test_jobs_that_are_not_audited(audited, tmp_path):
