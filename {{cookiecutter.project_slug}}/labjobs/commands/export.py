@@ -89,7 +89,6 @@ def _export(job: str, runs_root: Path, out: Path) -> None:
     about = journal.record_of(attempt, layout.SETTINGS) | {
         "status": status,
         "exported_with": remark or "the same code",
-        "spec": loaded.spec,
         "metrics": loaded.metrics,
     }
     Interruption().listen()  # not while libraries are imported, which many do not survive
