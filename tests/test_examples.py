@@ -42,7 +42,7 @@ EXAMPLES = {
     "reinforcement": Example(330, BALANCE, "return", rises=True),
     "finetuning": Example(280, metric="macro_f1", rises=True),
     "contrastive": Example(240, VIEWS, "matched", rises=True),
-    "similarity": Example(370),
+    "similarity": Example(390),
     "stitching": Example(420),
     "kernels": Example(300),
 }
