@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy
-from faults import Project, courier_of, ended, job_of, kill, silent, wait_until
+from faults import Project, courier_of, ended, job_of, kill, silent, some, wait_until
 from labjobs.tracking import costs
 from servers import guarded, mlflow_server, postgres
 
@@ -229,7 +229,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("answer", some(ANSWERS, "token", "wrong"))
 def test_a_server_that_asks_for_a_password(train, server, database, answer):
     given = ANSWERS[answer]
     with guarded(server, "ada", PASSWORD) as address:

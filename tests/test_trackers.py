@@ -255,13 +255,16 @@ import os, random, signal, sys, time
 from pathlib import Path
 import tensorboard.plugins.hparams.summary_v2, tensorboard.plugins.text.summary
 import trackio.sqlite_storage, wandb
-from labjobs.tracking import copies
+from labjobs.job.journal import id_of, note_sent
+from labjobs.tracking import copies, costs
 
 attempt, kills = Path(sys.argv[1]), int(sys.argv[2])
 journal, chance, hit = attempt / "metrics.jsonl", random.Random(36), 0
 lines = journal.read_bytes().splitlines(keepends=True)
+used = costs.seen(attempt)
 for name in ("sent.json", "outcome.json"):  # which know how long it is
     (attempt / name).unlink()
+note_sent(attempt, id_of(attempt), processes=used)
 
 def copied(status, seconds=None):
     part = 5 + (len(lines) - 5) * hit // kills

@@ -153,3 +153,4 @@ def test_a_folder_that_is_gone_stops_no_courier(running, tmp_path):
     meter = Meter(path, running(WAIT).pid)
     path.rename(tmp_path / "gone")
     meter.look("", 1)
+    assert not path.exists()

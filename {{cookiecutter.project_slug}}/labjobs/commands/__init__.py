@@ -11,6 +11,7 @@ made of. What answers for jobs imports no torch, so that it answers at once.
                 `adopt`: such a folder's jobs, taken into this clone of the project
     diff        `diff`: how two jobs, or groups of jobs, differ; `bisect`: which changed
                 definitions are the reason
+    gate        `try`: is changed code, or are other settings, better than finished jobs?
     disk        `disk`, `clean`, `rm`: the space that jobs take
     cluster     `cluster check`: what works on a cluster, from a job of a minute
     propose     what run.sh's `propose` and `confirm` ask: jobs that follow from results

@@ -21,7 +21,7 @@ from labjobs.errors import SettingsError, few
 from labjobs.files import PROJECT
 from labjobs.job.terminal import WARNINGS, Interruption
 from labjobs.sweeps import arrays, clusters, grid, options, states
-from labjobs.sweeps.clusters import Cluster, expanded
+from labjobs.sweeps.clusters import Array, Cluster, expanded
 from labjobs.tracking import mlflow_client, stored_jobs
 
 LIMIT = "0:02:00"  # Slurm counts in minutes, and warns a minute before the end
@@ -41,7 +41,7 @@ def check(_: Project, given: Namespace) -> int:
     array, failed = "", False
     try:
         script = arrays.script(cluster, PROJECT, "labjobs.commands.cluster", folder)
-        array = cluster.batch.submit(cluster, script, folder, 1, (), ())
+        array = cluster.batch.submit(cluster, Array(script, folder, 1))
         print(f"submitted to {cluster.batch.title} as {array}", flush=True)
         for line in _results(cluster, array, folder):
             print(line, flush=True)

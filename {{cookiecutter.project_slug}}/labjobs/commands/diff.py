@@ -117,8 +117,7 @@ def side(project: Project, given: str) -> Side:
             {"id": name, "state": attempts.status_of(path), "settings": job.plain}
             for name, (job, path) in known.items()
         ]
-        for condition in [*re.split(r",(?=[\w-]+\s*[!<>=])", given), "state=finished"]:
-            rows = inventory.selected(condition, rows)
+        rows = inventory.fulfilling(f"{given},state=finished", rows)
         if not rows:
             raise SettingsError(f"{given}: no finished job here has such settings")
         chosen = (known[row["id"]] for row in rows)

@@ -15,6 +15,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from labjobs.cli.parser import parse
 from labjobs.commands import inventory
 from labjobs.commands.inventory import Job, Project
 from labjobs.commands.replay import Recorded
-from labjobs.errors import JobError, SettingsError, did_you_mean, few
+from labjobs.errors import JobError, SettingsError, few, require
 from labjobs.files import CODE, PROJECT, json_of, write_text
 from labjobs.job import attempts, code_evidence, data_evidence, identity, journal
 from labjobs.job.folder import JobFolder
@@ -37,9 +38,6 @@ from labjobs.settings import roles
 
 NEEDED = 20.0
 """The evidence at which a try is decided: 1 / 0.05."""
-
-TRIED = ("train", "models:make")
-"""Where the way to what is tried begins: in the script, and in models.py."""
 
 MOST = 3
 """The largest number of definitions or jobs that a line names."""
@@ -70,10 +68,9 @@ class Try:
     on: str = ""
     schema: int = 1
 
-    def is_of(self, other: "Try") -> bool:
-        """Return whether it is the same try, perhaps with other repeats."""
-        names = "against", "code", "flags", "metric"
-        return all(getattr(self, name) == getattr(other, name) for name in names)
+
+SAME = attrgetter("against", "code", "flags", "metric")
+"""What makes a try the same one, perhaps with other repeats."""
 
 
 class Repeat(NamedTuple):
@@ -89,8 +86,7 @@ def judge(project: Project, given: Namespace) -> int:
     Raises SettingsError for jobs, flags or a metric with which nothing can be compared, JobError
     if a repeat does not finish.
     """
-    if given.at_most is not None and given.at_most < 1:
-        raise SettingsError(f"--at-most {given.at_most}: must be at least 1")
+    require(given.at_most is None or given.at_most > 0, "--at-most", given.at_most, "at least 1")
     group, begins = _group(project, given.against)
     tried = {job.id: _tried(job, given.words) for job in group}
     known = _known()
@@ -98,16 +94,15 @@ def judge(project: Project, given: Namespace) -> int:
     first, attempt = base[0]
     key, sign = _metric(given.metric, first, attempt)
     code = tried[first.id].job.code.digest
-    names = [job.id for job, _ in base]
-    found = Try(names, code_evidence.digest(attempt), code, given.words, key)
+    found = Try([job.id for job, _ in base], code_evidence.digest(attempt), code, given.words, key)
     if not given.json:
         of = counted(len(base), "job")
-        print(f"against {of} ({few(names, MOST)}) of code {attempts.name(found.against)}")
+        print(f"against {of} ({few(found.jobs, MOST)}) of code {attempts.name(found.against)}")
     if changed := _changed_measure(first, attempt, tried[first.id].job):
         found.answer, found.why = "the measure changed", few(changed, MOST)
     else:
         _run(found, base, tried, sign, given)
-    known = [each for each in known if not each.is_of(found)]
+    known = [each for each in known if SAME(each) != SAME(found)]
     _note([*known, found])
     _print(found, len(known) + 1, given.json)
     return exit_status.DONE if found.answer == "better" else exit_status.FAILED
@@ -166,9 +161,7 @@ def _group(project: Project, given: str) -> tuple[list[Job], str]:
     jobs = {job.id: job for job in project.all() if job.folder}
     if re.search("[=<>]", given):
         rows = [{"id": job.id, "state": "", "settings": job.plain} for job in jobs.values()]
-        for condition in re.split(r",(?=[\w-]+\s*[!<>=])", given):
-            rows = inventory.selected(condition, rows)
-        chosen, begins = [jobs[str(row["id"])] for row in rows], ""
+        chosen, begins = [jobs[row["id"]] for row in inventory.fulfilling(given, rows)], ""
     else:
         named = project.one(prefix)
         if not named.folder:
@@ -220,8 +213,7 @@ def _base(
 ) -> list[tuple[Job, Path]]:
     """The jobs to compare with, and their attempts: finished, with the code that ran last, but for
     code that was tried and was not better. Raises SettingsError if there are none."""
-    in_vain = ("worse", "undecided")
-    rejected = {each.code for each in known if each.answer in in_vain and not each.flags}
+    rejected = {t.code for t in known if t.answer in ("worse", "undecided") and not t.flags}
     found: dict[str, list[tuple[Job, Path]]] = {}
     itself = False
     for job in jobs:
@@ -245,15 +237,10 @@ def _metric(given: str, job: Job, attempt: Path) -> tuple[str, int]:
     """The validation result that is meant, and 1 if higher is better, else -1. Raises
     SettingsError."""
     declared = identity.read(job.script).metrics
-    results = [key for key in _results(attempt) if key.startswith("best_val_")]
-    names = [key.removeprefix("best_val_") for key in results]
-    name = given.removeprefix("best_").removeprefix("val_")
-    if name not in names:
-        hint = did_you_mean(name, names)
-        raise SettingsError(f"--metric {given}: job {job.id} has no such validation result; {hint}")
-    if name not in declared:
+    key = inventory.named_result(f"--metric {given}", given, _results(attempt))
+    if (name := key.removeprefix("best_val_")) not in declared:
         raise SettingsError(f"--metric {given}: METRICS does not say whether lower is better")
-    return f"best_val_{name}", 1 if declared[name].better == "higher" else -1
+    return key, 1 if declared[name].better == "higher" else -1
 
 
 def _results(attempt: Path) -> dict[str, float]:
@@ -265,8 +252,8 @@ def _changed_measure(job: Job, before: Path, tried: JobFolder[Any]) -> list[str]
     then = code_evidence.parts(before)
     if not then:
         return ["the code of the other jobs was not recorded"]
-    left_out = [f"{job.script}:{TRIED[0]}", *TRIED[1:]]
-    now = code_evidence.present(tried.settings, job.script, {}, left_out).parts
+    what_is_tried = [f"{job.script}:train", "models:make"]
+    now = code_evidence.present(tried.settings, job.script, {}, what_is_tried).parts
     changed = [part for part, digest in now.items() if then.get(part, {}).get("hash") != digest]
     data, _ = data_evidence.compare(before, tried.places)
     return [*map(code_evidence.in_python, changed), *([data] if data else [])]
@@ -316,8 +303,7 @@ def _known() -> list[Try]:
 
 def _note(tries: Sequence[Try]) -> None:
     tries[-1].on = datetime.now(UTC).date().isoformat()
-    lines = (f"{json.dumps(asdict(each))}\n" for each in tries)
-    write_text(CODE / layout.TRIES, "".join(lines))
+    write_text(CODE / layout.TRIES, "".join(f"{json.dumps(asdict(each))}\n" for each in tries))
 
 
 def _print(found: Try, which: int, as_json: bool) -> None:
@@ -326,9 +312,8 @@ def _print(found: Try, which: int, as_json: bool) -> None:
         return
     said = found.why
     if found.differences and not said:
-        mean = number(fmean(found.differences))
-        repeats = counted(len(found.differences), "repeat")
-        said = f"{found.metric} differs by {mean}, the mean of {repeats}; "
+        mean, repeats = fmean(found.differences), counted(len(found.differences), "repeat")
+        said = f"{found.metric} differs by {number(mean)}, the mean of {repeats}; "
         said += f"evidence {number(found.evidence)} of the {NEEDED:g} that are needed"
     print("; ".join([f"{found.answer}: {said}", *found.conditions]))
     print(f"try {which} of this project; 1 in {NEEDED:g} that change nothing is called different")

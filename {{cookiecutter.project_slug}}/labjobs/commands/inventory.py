@@ -12,7 +12,7 @@ import os
 import re
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -359,19 +359,34 @@ def selected(condition: str, rows: list[dict[str, Any]], flag: str = "") -> list
     return [*filter(fulfils, rows)]
 
 
+def fulfilling(given: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows that fulfil conditions with commas between them: `lr=1e-3,model=mlp`. Raises
+    as `selected` does."""
+    for condition in re.split(r",(?=[\w-]+\s*[!<>=])", given):
+        rows = selected(condition, rows)
+    return rows
+
+
 def _rank(by: str, rows: list[dict[str, Any]]) -> Callable[[dict[str, Any]], float]:
     """What rows are sorted by, the best validation result first. Raises SettingsError for a metric
     that no job has, and for test results, by which nothing is chosen."""
-    known = sorted({key for row in rows for key in row["metrics"] if not key.startswith("test_")})
-    key = next((key for key in (by, f"best_{by}", f"best_val_{by}") if key in known), "")
-    if not key:
-        raise SettingsError(f"--by {by}: no job has this result; {did_you_mean(by, known)}")
-
+    key = named_result(f"--by {by}", by, {key for row in rows for key in row["metrics"]})
     of_rows = [identity.read(row["script"]).metrics for row in rows if key in row["metrics"]]
     declared = {name: metric for metrics in of_rows for name, metric in metrics.items()}
     metric = declared.get(key.removeprefix("best_val_"))
     sign = -1 if metric and metric.better == "higher" else 1
     return lambda row: sign * row["metrics"].get(key, sign * math.inf)
+
+
+def named_result(given: str, name: str, results: Iterable[str]) -> str:
+    """Return which of some results, such as best_val_loss, a name means: `loss`, `val_loss`.
+    Raises SettingsError, which names what was `given`, if it is none, or a test result."""
+    known = sorted(key for key in results if not key.startswith("test_"))
+    for key in (name, f"best_{name}", f"best_val_{name}"):
+        if key in known:
+            return key
+    hint = did_you_mean(name, [key.removeprefix("best_val_") for key in known])
+    raise SettingsError(f"{given}: no job has this result; {hint}")
 
 
 def _row(project: Project, job: Job, full: bool, test: bool) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from labjobs.errors import SettingsError, cause
 from labjobs.files import PROJECT
 from labjobs.job.terminal import WARNINGS, counted, leave
 from labjobs.sweeps import gpus, grid
-from labjobs.sweeps.clusters import SYSTEMS, Cluster, expanded
+from labjobs.sweeps.clusters import SYSTEMS, Array, Cluster, expanded
 from labjobs.sweeps.grid import Entry
 from labjobs.sweeps.starter import PAUSE, Running, Starter
 
@@ -54,7 +54,7 @@ def submit(
         ended = [queued[job].split()[1] for job in waits if job not in tasks]
         ended += ids[-1:] if cluster.at_most else []  # a limit holds within one array
         try:
-            array = system.submit(cluster, text, folder, len(entries), ok, ended)
+            array = system.submit(cluster, Array(text, folder, len(entries), ok, ended))
         except SettingsError as error:
             of = f"{first} of {counted(len(left), 'job')}"
             rest = f"; {of} were submitted, and the same command submits the rest"

@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from xml.etree import ElementTree
 
 from labjobs.errors import SettingsError
@@ -86,6 +86,18 @@ def ask(*command: str, given: str | None = None) -> str:
     return str(done.stdout)
 
 
+class Array(NamedTuple):
+    """An array of `size` tasks that run a script, with their `output` in a folder. They start once
+    some tasks have finished (`ok`) and others have `ended` in whatever way. A task is named
+    `ARRAY_NUMBER`, with numbers from 0."""
+
+    script: str
+    output: Path
+    size: int
+    ok: Sequence[str] = ()
+    ended: Sequence[str] = ()
+
+
 class Slurm:
     """Slurm: the commands that submit and cancel jobs, a pattern of those options that run.sh sets
     itself, and how it is asked for what a key of cluster.toml says."""
@@ -96,27 +108,23 @@ class Slurm:
     forms: ClassVar = {key: f"--{key}={{}}" for key in plain}
     forms |= {"gpus": "--gres=gpu:{}", "cores": "--cpus-per-task={}", "memory": "--mem={}"}
 
-    def submit(
-        self,
-        cluster: Cluster,
-        script: str,
-        output: Path,
-        count: int,
-        ok: Sequence[str],
-        ended: Sequence[str],
-    ) -> str:
-        """Submit an array of `count` tasks, with their output in a folder, which start once some
-        tasks have finished (`ok`) and others have `ended` in whatever way; returns its id. A task
-        is named `ARRAY_NUMBER`, with numbers from 0."""
+    def submit(self, cluster: Cluster, array: Array) -> str:
+        """Submit an array; returns its id."""
         limit = f"%{cluster.at_most}" if cluster.at_most else ""
-        words = [f"--array=0-{count - 1}{limit}", f"--job-name={experiment_name()}", "--parsable"]
+        words = [
+            f"--array=0-{array.size - 1}{limit}",
+            f"--job-name={experiment_name()}",
+            "--parsable",
+        ]
         words += [f"--signal=B:USR1@{WARNING}", "--open-mode=append"]
         words += ["--requeue" if cluster.requeue else "--no-requeue", *cluster.wanted]
-        words.append("--output=" + str(output).replace("%", "%%") + "/slurm-%A_%a.txt")
-        waits = [f"afterok:{task}" for task in ok] + [f"afterany:{task}" for task in ended]
+        words.append("--output=" + str(array.output).replace("%", "%%") + "/slurm-%A_%a.txt")
+        waits = [f"afterok:{task}" for task in array.ok] + [
+            f"afterany:{task}" for task in array.ended
+        ]
         if waits:
             words += [f"--dependency={','.join(waits)}", "--kill-on-invalid-dep=yes"]
-        printed = ask(self.submits, *words, *cluster.options, f"--wrap={script}")
+        printed = ask(self.submits, *words, *cluster.options, f"--wrap={array.script}")
         if not (found := re.fullmatch(r"(\d+)(;.*)?", printed.strip())):
             raise SettingsError("sbatch: has submitted nothing")
         return found[1]
@@ -166,27 +174,19 @@ class GridEngine:
     words |= {"q": "PENDING", "r": "RUNNING", "t": "RUNNING"}
     """Slurm's words for the letters of a state, of which there may be several."""
 
-    def submit(
-        self,
-        cluster: Cluster,
-        script: str,
-        output: Path,
-        count: int,
-        ok: Sequence[str],
-        ended: Sequence[str],
-    ) -> str:
+    def submit(self, cluster: Cluster, array: Array) -> str:
         """Submit an array, as Slurm does. USR2 comes before tasks are deleted."""
         name = re.sub(r"^(?=\d)|[^\w.-]", "_", experiment_name())
-        words = ["-terse", "-t", f"1-{count}", "-N", name, "-S", "/bin/sh", "-V", "-notify"]
+        words = ["-terse", "-t", f"1-{array.size}", "-N", name, "-S", "/bin/sh", "-V", "-notify"]
         words += ["-r", "y" if cluster.requeue else "n", "-j", "y"]
-        words += ["-o", f"{output}/gridengine-$JOB_ID.$TASK_ID.txt", *cluster.wanted]
+        words += ["-o", f"{array.output}/gridengine-$JOB_ID.$TASK_ID.txt", *cluster.wanted]
         if cluster.time:
             hours, minutes, seconds = map(int, cluster.time.split(":"))
             words += ["-l", f"s_rt={(hours * 60 + minutes) * 60 + seconds - WARNING}"]
         words += ["-tc", str(cluster.at_most)] if cluster.at_most else []
-        if arrays := {task.split("_")[0] for task in (*ok, *ended)}:
+        if arrays := {task.split("_")[0] for task in (*array.ok, *array.ended)}:
             words += ["-hold_jid", ",".join(sorted(arrays))]
-        script = f"PATH=$SGE_O_PATH; {script}\n"  # Grid Engine gives tasks a PATH of its own
+        script = f"PATH=$SGE_O_PATH; {array.script}\n"  # Grid Engine gives tasks a PATH of its own
         printed = ask(self.submits, *words, *cluster.options, given=script)
         if not (found := re.search(r"^(\d+)[.:\d-]*$", printed, re.M)):
             raise SettingsError("qsub: has submitted nothing")
