@@ -8,9 +8,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from faults import ended, job_of, kill, silent, succeeded, wait_until
+from faults import ended, job_of, kill, one_line, silent, succeeded, wait_until
+from labjobs import files
 from labjobs.tracking import costs
-from sweeps import SETTINGS, Lab
+from slurms import listed
+from sweeps import SETTINGS, Lab, pretend_slurm
 
 JOB = ("--epochs", "30", "--eval-every", "5", "--checkpoint-minutes", "0.001", "--quiet")
 
@@ -81,7 +83,7 @@ ACCOUNT = """settings, own = job.settings, job.settings.epochs
     metrics = {"elapsed_seconds": 3600.0 * hours, "epoch": float(done)}
     job.journal.metrics(10 * done, metrics, of=10 * own)
     seconds = 3600 * hours + 1800
-    used = {"seconds": seconds, "gpu_seconds": seconds, "joules": 1000 * seconds}
+    used = {"seconds": seconds, "gpu_seconds": seconds, "joules": 1000 * seconds, "host_bytes": 3e9}
     from labjobs.job import journal
     journal.note_sent(job.path, job.journal.start["journal"], processes={"a": used})"""
 MORE = "    layers: int = 1\n    batch_size: int = 10\n"
@@ -158,6 +160,39 @@ def test_of_an_interrupted_job_the_rest_counts(lab):
     assert ended(sweep).returncode == 130
     ((hours, alike),) = forecast(lab, stopped)
     assert hours[0] == pytest.approx(3 * 2 + 0.5) and alike
+
+
+def asked(lab, *flags):
+    """What Slurm is asked for of time and memory; Slurm forgets it at once."""
+    (lab.machine / "submitted").unlink(missing_ok=True)
+    silent(lab.sweep("--slurm", *flags))
+    words = (lab.machine / "submitted").read_text().split("\0")
+    return [word for word in words if word.startswith(("--time=", "--mem="))]
+
+
+def test_a_cluster_is_asked_for_what_comparable_jobs_needed(lab):
+    """But for what is given; a job that was killed there gets twice the memory that it had."""
+    pretend_slurm(lab)
+    lab.write_grid("--epochs 2 --seed 1")
+    assert asked(lab) == []
+    ran(lab, "--epochs 2")
+    lab.write_grid("--epochs 2 --seed 1")
+    assert asked(lab) == ["--time=3:10:00", "--mem=4G"]  # 2.5 h and a quarter, two minutes
+    assert asked(lab, "--", "--time=9", "--mem=9G") == ["--time=9", "--mem=9G"]
+    assert asked(lab, "--piece", "2h") == ["--time=2:00:00", "--mem=4G"]
+    assert asked(lab, "--piece", "4h") == ["--time=3:10:00", "--mem=4G"]
+    said = one_line(lab.sweep("--slurm", "--piece", "30m"), 2)
+    assert said == "run.sh: --piece 30m: a start takes 30 min, and a checkpoint a minute"
+    said = one_line(lab.sweep("--slurm", "--piece", "2h", "--", "-t", "9"), 2)
+    assert said == "run.sh: --piece: not with -t, an option of sbatch"
+    lab.write_grid("--epochs 30 --seed 1 --checkpoint-minutes 150")
+    assert asked(lab)[0] == "--time=24:00:00"  # the rest goes on in the next task
+    said = one_line(lab.sweep("--slurm", "--piece", "2h"), 2)
+    assert said == "run.sh: --piece 120m: must be at least --checkpoint-minutes 150"
+    lab.write_grid("--epochs 2 --seed 1")
+    (job,) = listed(lab.sweep("--list"))
+    files.write_record(lab.project.folder(job) / "task.json", {"bytes": 8 * 2**30})
+    assert asked(lab) == ["--time=3:10:00", "--mem=16G"]
 
 
 def started(done):

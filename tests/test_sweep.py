@@ -21,7 +21,7 @@ from faults import Project, ended, one_line, silent, some, succeeded, wait_until
 from labjobs.layout import JOURNAL
 from labjobs.sweeps.gpus import Gpu
 from labjobs.sweeps.sweep import Worker
-from sweeps import SETTINGS, Lab, light, write_grid, write_lines
+from sweeps import SETTINGS, Lab, light, pretend_slurm, write_grid, write_lines
 
 QUICK = "--epochs 1 --batch-size 256 --device cpu"
 NOTE = "-- it's $(touch oops); `touch oops` \"* \\n\n${HOME} é"
@@ -226,6 +226,9 @@ UNKNOWN = "no such flag; see --help"
         ("--retries -1", "--retries -1: must be at least 0"),
         ("--gpus 3", "--gpus 3: nvidia-smi does not list this GPU"),
         ("--at-most 3", "--at-most: only with --on or --slurm"),
+        ("--piece 2h", "--piece: only with --on or --slurm"),
+        ("--slurm --piece 2", "--piece 2: must be at least two minutes, such as 2h or 90m"),
+        ("--slurm --piece 1m", "--piece 1m: must be at least two minutes, such as 2h or 90m"),
         ("-- --partition gpu", "--: only with --on or --slurm"),
         ("--slurm --retries 2", "--retries: not with --on or --slurm"),
         ("--json", "--json: only with --list"),
@@ -457,15 +460,6 @@ def test_two_batch_systems(lab: Lab) -> None:
     lab.write_grid("--seed 1")
     twice = lab.sweep("--on", "one")
     assert (twice.returncode, twice.stderr.splitlines()[-1]) == (2, "run.sh: qstat: status 1")
-
-
-def pretend_slurm(lab: Lab) -> None:
-    """Put commands of Slurm's on the machine that take jobs and do nothing with them."""
-    submit = 'printf \'%s\\0\' "$@" >>"$(dirname "$0")/submitted"; echo $$'
-    done = {"sbatch": submit, "scontrol": "echo MaxArraySize = 9", "squeue": "true"}
-    for name, answer in done.items():
-        (lab.machine / name).write_text(f"#!/bin/sh\n{answer}\n")
-        (lab.machine / name).chmod(0o755)
 
 
 def test_what_is_wrong_in_cluster_toml(lab: Lab) -> None:

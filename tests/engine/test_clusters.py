@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 from labjobs.errors import SettingsError
-from labjobs.sweeps import options
+from labjobs.sweeps import clusters, options
+from labjobs.sweeps.clusters import Array
 
 SLURM = '[hyades]\nsystem = "slurm"\n'
+SYSTEM = "system: must be one of slurm, gridengine, pbs, lsf"
 
 
 @pytest.fixture
@@ -31,8 +33,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
         ),
         ("gpus = 1", "cluster.toml: gpus: must be in a table such as [hyades]"),
         ("[local]", "cluster.toml: local: must be in a table such as [hyades]"),
-        ("[hyades]", "cluster.toml: [hyades] system: must be slurm or gridengine"),
-        ('[hyades]\nsystem = "pbs"', "cluster.toml: [hyades] system: must be slurm or gridengine"),
+        ("[hyades]", f"cluster.toml: [hyades] {SYSTEM}"),
+        ('[hyades]\nsystem = "torque"', f"cluster.toml: [hyades] {SYSTEM}"),
+        (SLURM + "piece = 60", "[hyades] piece: no such key; known: system, "),
         (SLURM + 'partitions = "a"', "[hyades] partitions: no such key; did you mean partition?"),
         (SLURM + 'flag = "a"', "[hyades] flag: no such key; known: system, "),
         (SLURM + "account = 7", "[hyades] account: must be a string on one line"),
@@ -84,20 +87,52 @@ def test_a_persons_own_file(files: tuple[Path, Path]) -> None:
         options.cluster("hyades")
 
 
-def test_grid_engine_is_asked_in_its_own_words(files: tuple[Path, Path]) -> None:
-    files[0].write_text(
-        """[hyades]
-system = "gridengine"
-partition = "gpu.q"
+ALL = """
+partition = "long"
 account = "a project"
-constraint = "hostname=gpu*"
+constraint = "gpu_type=h100"
 cores = 4
 memory = "8G"
 time = "4:00:00"
-ask = { gpus = "", memory = "-l mem_free={}", cores = "-pe openmp {}" }
 """
-    )
-    assert options.cluster("hyades").wanted == [
-        *("-q", "gpu.q", "-P", "a project", "-l", "hostname=gpu*", "-pe", "openmp", "4"),
-        *("-l", "h_rt=4:00:00", "-l", "mem_free=8G"),
-    ]
+
+ARRAY = Array("exec job", Path("/the folder"), 1, ok=["17_0"], ended=["16_3"])
+
+WORDS = {
+    "pbs": (
+        "-J 0-1:2 -N project -S /bin/sh -V -j oe -o /dev/null"
+        " -l select=1:gpu_type=h100:ncpus=4:ngpus=1:mem=8Gb -q long -A|a project"
+        "|-l walltime=4:00:00 -W depend=afterany:16:17",
+        "exec >>'/the folder/pbs-'\"$PBS_JOBID.txt\" 2>&1; PATH=$PBS_O_PATH; exec timeout"
+        " --foreground --preserve-status -s USR1 14340 /bin/sh -c 'exec job'\n",
+    ),
+    "lsf": (
+        "-J project[1-1] -o|/the folder/lsf-%J_%I.txt|-q long -P|a project"
+        "|-R select[gpu_type=h100] -gpu num=1 -n 4 -R span[hosts=1] -M 8G -R rusage[mem=8G]"
+        " -r -Q 99 -W 240 -wa USR1 -wt 1 -w|done(17[1]) && ended(16[4])|-ti",
+        "#!/bin/sh\nexec job\n",
+    ),
+}
+"""What a system is asked (words with spaces between bars), and what it reads."""
+
+
+@pytest.mark.parametrize("system", WORDS)
+def test_what_a_system_is_asked(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, system: str
+) -> None:
+    answers = {"pbs": "7[].server", "lsf": "Job <7> is submitted to queue <long>."}
+    asked: list[tuple[list[str], str | None]] = []
+
+    def ask(*words: str, given: str | None = None) -> str:
+        asked.append(([*words[1:]], given))
+        return answers[system]
+
+    monkeypatch.setattr(clusters, "ask", ask)
+    monkeypatch.setattr(clusters, "experiment_name", lambda: "project")
+    files[0].write_text(f'[hyades]\nsystem = "{system}"{ALL}')
+    cluster = options.cluster("hyades")
+    assert cluster.batch.submit(cluster, ARRAY) == ("7[]" if system == "pbs" else "7")
+    words, script = WORDS[system]
+    parts = words.split("|")
+    wanted = [w for part in parts for w in ([part] if part in asked[0][0] else part.split())]
+    assert asked == [(wanted, script)]

@@ -17,6 +17,7 @@ LENGTHS = ".lengths"  # how the arrays end that hold the lengths of examples
 LOGGED = "logged"
 LOG = "log.txt"
 OUTPUT = "output.txt"
+TASK = "task.json"  # of a cluster; kept if it was killed, or ran out of memory
 LOCK = "lock"
 COURIER_LOCK = "courier.lock"  # while a courier is at work
 SENT = "sent.json"

@@ -71,7 +71,7 @@ def _results(cluster: Cluster, array: str, folder: Path) -> Iterator[str]:
     if WARNING not in found:
         said = grid.last_line(next(folder.glob("*.txt"), folder))
         yield f"{NOT}ended early: {said or 'without a word; do nodes share the folder?'}"
-    elif cluster.requeue:
+    elif cluster.put_back:
         yield f"{OK if state or AGAIN in found else NOT}put back into the queue"
     sign = PROJECT / expanded(cluster.runs or "runs") / folder.name
     yield f"{OK if sign.exists() else NOT}runs: what the job writes into {sign.parent} arrives here"
@@ -106,7 +106,7 @@ def main(folder: Path) -> int:
             time.sleep(0.1)
         warned = asked[:1] and asked[0] in WARNINGS
         print(f"{OK if warned else NOT}{WARNING}it came before the limit", file=found)
-    return int(cluster.batch.put_back(array, own, 0)) if cluster.requeue else 0
+    return int(cluster.put_back(array, own, 0)) if cluster.put_back else 0
 
 
 def _needed(cluster: Cluster, names: list[str]) -> Iterator[tuple[str, str]]:

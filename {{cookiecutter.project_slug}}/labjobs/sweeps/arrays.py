@@ -6,6 +6,7 @@ lists the arrays: an id and the index of the first job, a line each. clusters.py
 """
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -13,23 +14,31 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from labjobs import exit_status, files, layout
 from labjobs.errors import SettingsError, cause
 from labjobs.files import PROJECT
-from labjobs.job.terminal import WARNINGS, counted, leave
+from labjobs.job.runtime import LENGTHS
+from labjobs.job.terminal import WARNINGS, counted, duration, leave
 from labjobs.sweeps import gpus, grid
-from labjobs.sweeps.clusters import SYSTEMS, Array, Cluster, expanded
+from labjobs.sweeps.clusters import SYSTEMS, UNITS, WARNING, Array, Cluster, expanded
+from labjobs.sweeps.forecast import Forecast
 from labjobs.sweeps.grid import Entry
 from labjobs.sweeps.starter import PAUSE, Running, Starter
 
 
 def submit(
-    folder: Path, left: Sequence[Entry], queued: Mapping[str, str], since: int, cluster: Cluster
+    folder: Path,
+    left: Sequence[Entry],
+    queued: Mapping[str, str],
+    since: int,
+    cluster: Cluster,
+    forecast: Forecast,
 ) -> str:
-    """Submit the jobs of a sweep to a cluster, each behind its inputs; returns a line that says so.
+    """Submit the jobs of a sweep to a cluster, each behind its inputs; returns lines that say so.
     Raises SettingsError.
 
     The jobs were checked at `since`, in ns: what was written before belongs to an earlier sweep.
@@ -40,6 +49,7 @@ def submit(
             raise SettingsError(f"{system.title} cannot wait for job {job}, queued by {said}")
     if any(map(was_given, folder.parent.iterdir())):
         system.tasks()  # without an answer, it could have these jobs already
+    given, cluster = cluster, sized(cluster, left, forecast)
     arrays = [*_arrays_to_make(left, queued, system.largest_array())]
     jobs = [(str(entry.job.path), entry.words) for entries, _ in arrays for entry in entries]
     record = {"since": since, "cluster": vars(cluster), "jobs": jobs}
@@ -53,18 +63,77 @@ def submit(
         # What is in the queue may end, in whatever way, before the system is told to wait for it.
         ended = [queued[job].split()[1] for job in waits if job not in tasks]
         ended += ids[-1:] if cluster.at_most else []  # a limit holds within one array
-        try:
-            array = system.submit(cluster, Array(text, folder, len(entries), ok, ended))
-        except SettingsError as error:
-            of = f"{first} of {counted(len(left), 'job')}"
-            rest = f"; {of} were submitted, and the same command submits the rest"
-            raise SettingsError(f"{error}{rest if ids else ''}") from error
-        ids.append(array)
+        for _ in range(cluster.pieces):
+            try:
+                array = system.submit(cluster, Array(text, folder, len(entries), ok, ended))
+            except SettingsError as error:
+                of = f"{first} of {counted(len(left), 'job')}"
+                rest = f"; {of} were submitted, and the same command submits the rest"
+                raise SettingsError(f"{error}{rest if ids else ''}") from error
+            ids.append(array)
+            with (folder / layout.ARRAYS).open("a", encoding="utf-8") as file:
+                print(array, first, file=file)
+            ok, ended = [], [array]
         tasks |= {entry.job.id: f"{array}_{number}" for number, entry in enumerate(entries)}
-        with (folder / layout.ARRAYS).open("a", encoding="utf-8") as file:
-            print(array, first, file=file)
     line = f"{counted(len(left), 'job')} submitted to {system.title} as {', '.join(ids)}"
-    return f"{line}; --list shows them"
+    return "\n".join([f"{line}; --list shows them", *_asked(given, cluster)])
+
+
+def _asked(given: Cluster, cluster: Cluster) -> Iterator[str]:
+    """Yield what a cluster is asked for that was not given, and what it is not asked for."""
+    keys = [key for key in ("time", "memory") if key in cluster.forms]
+    more = [f"{key} {vars(cluster)[key]}" for key in keys if vars(cluster)[key] != vars(given)[key]]
+    if more:
+        yield f"a task has {', '.join(more)}"
+    if cluster.piece and not cluster.put_back:
+        tasks = counted(cluster.pieces, "task")
+        yield f"a job has {tasks}, one after another; the same command continues what is left"
+    if unknown := [key for key in keys if not cluster.given(key)]:
+        yield f"no comparable jobs tell the {' and the '.join(unknown)}: the cluster's own holds"
+
+
+LONGEST = 24 * 3600
+"""Seconds that a task is given unasked, at most: many systems allow no more, and the job goes on in
+the next one."""
+
+
+def sized(cluster: Cluster, left: Sequence[Entry], forecast: Forecast) -> Cluster:
+    """Return a cluster whose tasks have the time and the memory that jobs need, where these are not
+    given and comparable jobs tell, and the time of a piece at most. Raises SettingsError if pieces
+    are too short."""
+    known = [cost for entry in left if (cost := forecast.of(entry.job)) and cost.alike]
+    # Systems count in minutes, and the last one is for the checkpoint.
+    takes = max(cost.seconds[2] for cost in known) + 2 * WARNING if len(known) == len(left) else 0
+    if piece := cluster.piece:
+        trains = piece - WARNING - max((cost.start for cost in known), default=0)
+        _check_piece(piece, trains, left)
+        pieces = 1 if cluster.put_back else math.ceil(takes / trains) or 1
+        cluster = replace(cluster, time=_clock(min(piece, takes or piece)), pieces=pieces)
+    elif takes and not cluster.given("time"):
+        cluster = replace(cluster, time=_clock(min(takes, LONGEST) if cluster.put_back else takes))
+    memory = [forecast.memory(entry.job) for entry in left]
+    if all(memory) and "memory" in cluster.forms and not cluster.given("memory"):
+        cluster = replace(cluster, memory=f"{math.ceil(max(memory) / UNITS['G'])}G")
+    return cluster
+
+
+def _check_piece(piece: int, trains: float, left: Sequence[Entry]) -> None:
+    """Raise SettingsError if a job could be killed before its first checkpoint in each piece, or if
+    a piece has no time in which it `trains`."""
+    shown = f"--piece {piece // 60}m"
+    if trains <= 0:
+        start = duration(piece - WARNING - trains)
+        raise SettingsError(f"{shown}: a start takes {start}, and a checkpoint a minute")
+    for job in (entry.job for entry in left):
+        trains = any(hasattr(job.settings, name) for name in LENGTHS)
+        if trains and piece < 60 * (minutes := job.runtime.checkpoint_minutes):
+            raise SettingsError(f"{shown}: must be at least --checkpoint-minutes {minutes:g}")
+
+
+def _clock(seconds: float) -> str:
+    """A time limit, in whole minutes."""
+    minutes = math.ceil(seconds / 60)
+    return f"{minutes // 60}:{minutes % 60:02}:00"
 
 
 def _arrays_to_make(
@@ -92,7 +161,7 @@ def script(cluster: Cluster, code: Path, module: str, *words: object) -> str:
     done = " && ".join(steps)
     if cluster.setup:  # a login shell knows the command `module`
         done = f"exec bash -lc {shlex.quote(done)}"
-    return f"trap '' USR1 USR2 TERM; {done}"
+    return f"trap '' INT USR1 USR2 TERM; {done}"
 
 
 def was_given(folder: Path) -> bool:
@@ -130,7 +199,7 @@ def queued(sweeps: Path) -> tuple[dict[str, str], list[str]]:
                     attempt, _ = jobs[start + number]
                     if grid.ended(attempt, since) is None:
                         task = f"{cluster.batch.title} {array}_{number}"
-                        found[attempt.parent.name] = f"{task} {state}"
+                        found.setdefault(attempt.parent.name, f"{task} {state}")
     return found, [*problems.values()]
 
 
@@ -166,7 +235,7 @@ SIGNALS = (*WARNINGS, signal.SIGTERM)
 def main(folder: Path, first: int) -> int:
     """Run this task's job; returns the exit status."""
     asked: list[int] = []
-    for number in SIGNALS:
+    for number in (signal.SIGINT, *SIGNALS):
         signal.signal(number, lambda number, _: asked.append(number))
     cluster, jobs, since = _submitted(folder)
     array, own, node, cores = cluster.batch.this_task()
@@ -183,22 +252,29 @@ def main(folder: Path, first: int) -> int:
         if cluster.node_data:  # a job's own --data-root comes later
             words.insert(1 + len(cluster.flags), f"--data-root={expanded(cluster.node_data)}")
         place = f"{node} ({cluster.batch.title} {array}_{own})"
-        status = _run(attempt, words, starter, place, cluster.gpus, asked)
-    if cluster.requeue and status in [128 + number for number in SIGNALS]:
+        status = _run(attempt, words, starter, place, cluster, asked)
+    if cluster.put_back and status in [128 + number for number in SIGNALS]:
         try:
-            status = cluster.batch.put_back(array, own, status)
+            status = cluster.put_back(array, own, status)
         except SettingsError as error:
             leave(status, f"{array}_{own} cannot be put back into the queue: {error}")
     return exit_status.DONE if status == exit_status.NOT_UPLOADED else status
 
 
 def _run(
-    attempt: Path, words: Sequence[str], starter: Starter, place: str, count: int, asked: list[int]
+    attempt: Path,
+    words: Sequence[str],
+    starter: Starter,
+    place: str,
+    cluster: Cluster,
+    asked: list[int],
 ) -> int:
-    """Run a job on this `count` of GPUs, and pass on a signal that arrives; return its exit status.
-    Where the system gives tasks no GPUs, it takes free ones of the machine's."""
-    job = f"job {attempt.parent.name}"
+    """Run a job, and pass on a signal that arrives; return its exit status. Where the system gives
+    tasks no GPUs, it takes free ones of the machine's. If it is killed, there remains a note of the
+    memory that it had, for the next one to have more."""
+    job, count, note = f"job {attempt.parent.name}", cluster.gpus, attempt / layout.TASK
     try:
+        files.write_record(note, {"bytes": cluster.bytes})
         given = not count or "CUDA_VISIBLE_DEVICES" in os.environ
         places = [] if given else gpus.on_gpus(None, 1, count)
         places = places or [gpus.Gpu({})]
@@ -215,6 +291,8 @@ def _run(
             running.send_signal(asked[0])
         time.sleep(PAUSE)
     print(running.ending(status), flush=True)
+    if running.failed_by(status) != "memory":
+        note.unlink(missing_ok=True)
     return status
 
 

@@ -4,14 +4,18 @@ raise SettingsError.
 
 Sources: schedmd.com's sbatch.html, squeue.html and scontrol.html (slurm.schedmd.com); of Grid
 Engine (SGE, Son of Grid Engine, Univa) the manual pages submit(1), qstat(1), queue_conf(5) and
-sge_conf(5).
+sge_conf(5); of PBS (PBS Professional, OpenPBS) the manual pages qsub(1B), qstat(1B), qdel(1B) and
+qrerun(1B) of OpenPBS 23.06.06; of LSF the pages bsub, bjobs, bkill, bparams and lsf.conf of the
+IBM Spectrum LSF 10.1.0 documentation (www.ibm.com/docs/en/spectrum-lsf/10.1.0).
 """
 
 import os
+import platform
 import pwd
 import re
+import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -23,11 +27,15 @@ from labjobs.tracking.mlflow_client import experiment_name
 WARNING = 60
 """Seconds before a job's end at which USR1 is sent."""
 
+UNITS = {unit: 1024**power for power, unit in enumerate("KMGT", 1)}
+"""Bytes by the letters that memory is given in."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A cluster in cluster.toml, whose keys these are, except for the `flag` that chose it and how
-    many jobs run at once, `at_most`."""
+    """A cluster in cluster.toml, whose keys these are, except for the `flag` that chose it and the
+    last ones: how many jobs run at once, `at_most`, the seconds of a `piece` of a job, 0 if jobs
+    are not divided, and how many tasks a job gets, one after another, since none comes back."""
 
     flag: str = "--slurm"
     system: str = "slurm"
@@ -47,18 +55,44 @@ class Cluster:
     data: str = ""
     node_data: str = ""
     at_most: int | None = None
+    piece: int = 0
+    pieces: int = 1
 
     @property
-    def batch(self) -> "Slurm | GridEngine":
+    def batch(self) -> "System":
         """Its system."""
         return SYSTEMS[self.system]
 
     @property
+    def put_back(self) -> Callable[[str, int, int], int] | None:
+        """What puts a task back into the queue; None if tasks do not come back."""
+        return self.batch.put_back if self.requeue else None
+
+    @property
+    def forms(self) -> dict[str, str]:
+        """How it is asked for what a key says."""
+        return {**self.batch.forms, **self.ask}
+
+    @property
+    def seconds(self) -> int:
+        """Its time limit; 0 without one."""
+        return sum(int(n) * 60**i for i, n in enumerate(reversed(self.time.split(":"))) if n)
+
+    @property
     def wanted(self) -> list[str]:
         """The options that ask for what its jobs need."""
-        forms = {**self.batch.forms, **self.ask}
-        given = [(form, vars(self)[key]) for key, form in forms.items()]
+        given = [(form, vars(self)[key]) for key, form in self.forms.items()]
         return [word.replace("{}", str(v)) for form, v in given if v for word in form.split()]
+
+    @property
+    def bytes(self) -> int:
+        """The memory that it is asked for; 0 if none is."""
+        return int(self.memory[:-1]) * UNITS[self.memory[-1]] if self.memory else 0
+
+    def given(self, key: str) -> str:
+        """Return what its keys or its options say of a limit; empty if nothing does."""
+        options = (word for word in self.options if re.fullmatch(self.batch.limits[key], word))
+        return vars(self)[key] or next(options, "")
 
     @property
     def flags(self) -> list[str]:
@@ -97,13 +131,25 @@ class Array(NamedTuple):
     ok: Sequence[str] = ()
     ended: Sequence[str] = ()
 
+    @property
+    def waits(self) -> list[str]:
+        """The whole arrays that it waits for, if a system knows no more."""
+        return sorted({task.split("_")[0] for task in (*self.ok, *self.ended)})
+
+
+def plain_name() -> str:
+    """Return a name for an array that every system accepts."""
+    return re.sub(r"^(?=\d)|[^\w.-]", "_", experiment_name())
+
 
 class Slurm:
-    """Slurm: the commands that submit and cancel jobs, a pattern of those options that run.sh sets
-    itself, and how it is asked for what a key of cluster.toml says."""
+    """Slurm: the commands that submit and cancel jobs, patterns of those options that run.sh sets
+    itself and of those that set a limit, and how it is asked for what a key of cluster.toml
+    says."""
 
     title, submits, cancels = "Slurm", "sbatch", "scancel"
     taken = r"--(array|dependency|output|wrap)\b.*|-[ado].*"
+    limits: ClassVar = {"time": "--time.*|-t.*", "memory": "--mem.*"}
     plain = ("partition", "account", "qos", "constraint", "time")
     forms: ClassVar = {key: f"--{key}={{}}" for key in plain}
     forms |= {"gpus": "--gres=gpu:{}", "cores": "--cpus-per-task={}", "memory": "--mem={}"}
@@ -167,6 +213,7 @@ class GridEngine:
 
     title, submits, cancels = "SGE", "qsub", "qdel"
     taken = "-(b|e|hold_jid|hold_jid_ad|j|N|o|S|sync|t|tc|terse)"
+    limits: ClassVar = {"time": ".*h_rt=.*", "memory": ".*(h_vmem|mem_free)=.*"}
     forms: ClassVar = {"partition": "-q {}", "account": "-P {}", "constraint": "-l {}"}
     forms |= {"gpus": "-l gpu={}", "cores": "-pe smp {}", "time": "-l h_rt={}"}
 
@@ -176,16 +223,14 @@ class GridEngine:
 
     def submit(self, cluster: Cluster, array: Array) -> str:
         """Submit an array, as Slurm does. USR2 comes before tasks are deleted."""
-        name = re.sub(r"^(?=\d)|[^\w.-]", "_", experiment_name())
-        words = ["-terse", "-t", f"1-{array.size}", "-N", name, "-S", "/bin/sh", "-V", "-notify"]
+        words = ["-terse", "-t", f"1-{array.size}", "-N", plain_name(), "-S", "/bin/sh"]
+        words += ["-V", "-notify"]
         words += ["-r", "y" if cluster.requeue else "n", "-j", "y"]
         words += ["-o", f"{array.output}/gridengine-$JOB_ID.$TASK_ID.txt", *cluster.wanted]
-        if cluster.time:
-            hours, minutes, seconds = map(int, cluster.time.split(":"))
-            words += ["-l", f"s_rt={(hours * 60 + minutes) * 60 + seconds - WARNING}"]
+        words += ["-l", f"s_rt={cluster.seconds - WARNING}"] if cluster.time else []
         words += ["-tc", str(cluster.at_most)] if cluster.at_most else []
-        if arrays := {task.split("_")[0] for task in (*array.ok, *array.ended)}:
-            words += ["-hold_jid", ",".join(sorted(arrays))]
+        if arrays := array.waits:
+            words += ["-hold_jid", ",".join(arrays)]
         script = f"PATH=$SGE_O_PATH; {array.script}\n"  # Grid Engine gives tasks a PATH of its own
         printed = ask(self.submits, *words, *cluster.options, given=script)
         if not (found := re.search(r"^(\d+)[.:\d-]*$", printed, re.M)):
@@ -225,4 +270,143 @@ class GridEngine:
         return 99
 
 
-SYSTEMS: dict[str, Slurm | GridEngine] = {"slurm": Slurm(), "gridengine": GridEngine()}
+class Pbs:
+    """PBS. Only its operators may put a task back (qrerun(1B)), and nothing warns of a time limit,
+    so the script has a clock of its own. An array waits for whole arrays, as in Grid Engine.
+
+    Forms that begin with a colon are parts of the chunk of nodes that a task gets.
+    """
+
+    title, submits, cancels, put_back = "PBS", "qsub", "qdel", None
+    taken = r"-[JNjorSVW].*|depend=.*"
+    limits: ClassVar = {"time": ".*walltime=.*", "memory": ".*(select|mem)=.*"}
+    forms: ClassVar = {"partition": "-q {}", "account": "-A {}", "constraint": ":{}"}
+    forms |= {"cores": ":ncpus={}", "gpus": ":ngpus={}", "memory": ":mem={}b"}
+    forms |= {"time": "-l walltime={}"}
+
+    words: ClassVar = dict.fromkeys("QTW", "PENDING") | dict.fromkeys("RE", "RUNNING")
+    words |= {"H": "PENDING, Dependency"} | dict.fromkeys("SU", "SUSPENDED")
+    """Slurm's words for the letters of a state. Others are for subjobs that have ended."""
+
+    def submit(self, cluster: Cluster, array: Array) -> str:
+        """Submit an array, as Slurm does."""
+        numbers = f"0-{array.size - 1}" if array.size > 1 else "0-1:2"  # PBS refuses 0-0
+        words = ["-J", f"{numbers}%{cluster.at_most}" if cluster.at_most else numbers]
+        words += ["-N", plain_name(), "-S", "/bin/sh", "-V", "-j", "oe", "-o", "/dev/null"]
+        chunk = "".join(word for word in cluster.wanted if word.startswith(":"))
+        words += ["-l", f"select=1{chunk}"] if chunk else []
+        words += [word for word in cluster.wanted if not word.startswith(":")]
+        if array.waits:
+            words += ["-W", f"depend=afterany:{':'.join(array.waits)}"]
+        output = shlex.quote(f"{array.output}/pbs-")
+        start = f'exec >>{output}"$PBS_JOBID.txt" 2>&1; PATH=$PBS_O_PATH; '
+        script = array.script
+        if cluster.time:
+            clock = f"timeout --foreground --preserve-status -s USR1 {cluster.seconds - WARNING}"
+            script = f"exec {clock} /bin/sh -c {shlex.quote(script)}"
+        printed = ask(self.submits, *words, *cluster.options, given=f"{start}{script}\n")
+        if not (found := re.match(r"\d+\[\]", printed.strip())):
+            raise SettingsError("qsub: has submitted nothing")
+        return found[0]
+
+    def tasks(self) -> dict[str, dict[int, str]]:
+        """Return the state of each of the user's tasks, in Slurm's words, with the reason if it
+        waits, by array."""
+        found: dict[str, dict[int, str]] = {}
+        said = ask("qstat", "-s", "-t", "-w", "-u", pwd.getpwuid(os.getuid()).pw_name)
+        line = r"^(\d+)\[(\d+)\]\S* .* ([A-Z]) +\S+ *$(?:\n +(\S.*))?"
+        for array, task, letter, reason in re.findall(line, said, re.M):
+            if state := self.words.get(letter):
+                waits = f", {reason.strip()}" if state == "PENDING" and reason else ""
+                found.setdefault(f"{array}[]", {})[int(task)] = state + waits
+        return found
+
+    def largest_array(self) -> int:
+        """Return how many tasks an array can have."""
+        found = re.search(r"max_array_size = (\d+)", ask("qstat", "-B", "-f"))
+        return int(found[1]) if found else 10_000
+
+    def this_task(self) -> tuple[str, int, str, int]:
+        """Return this process's array, the number of its task, its machine and its cores."""
+        own = os.environ
+        array = own["PBS_JOBID"].split("[")[0] + "[]"
+        return array, int(own["PBS_ARRAY_INDEX"]), platform.node(), int(own["NCPUS"])
+
+
+class Lsf:
+    """LSF; its own numbers begin at 1. Deleted tasks get INT, and so are not put back."""
+
+    title, submits, cancels = "LSF", "bsub", "bkill"
+    taken = "-(J|w|ti|o|oo|e|eo|Q|r|rn|wa|wt)"
+    limits: ClassVar = {"time": "-W.*", "memory": "-M.*|.*mem=.*"}
+    forms: ClassVar = {"partition": "-q {}", "account": "-P {}", "qos": "-sla {}"}
+    forms |= {"constraint": "-R select[{}]", "gpus": "-gpu num={}", "time": ""}  # in minutes
+    forms |= {"cores": "-n {} -R span[hosts=1]", "memory": "-M {} -R rusage[mem={}]"}
+
+    words: ClassVar = {"PEND": "PENDING", "PROV": "PENDING", "WAIT": "PENDING", "RUN": "RUNNING"}
+    """Slurm's words for its own."""
+
+    def submit(self, cluster: Cluster, array: Array) -> str:
+        """Submit an array, as Slurm does."""
+        limit = f"%{cluster.at_most}" if cluster.at_most else ""
+        words = ["-J", f"{plain_name()}[1-{array.size}]{limit}"]
+        words += ["-o", f"{array.output}/lsf-%J_%I.txt", *cluster.wanted]
+        words += ["-r", "-Q", "99"] if cluster.requeue else ["-rn"]
+        if cluster.time:
+            words += ["-W", str(cluster.seconds // 60)]
+            words += ["-wa", "USR1", "-wt", str(WARNING // 60)]
+        waits = [f"done({self._own(task)})" for task in array.ok]
+        waits += [f"ended({self._own(task)})" for task in array.ended]
+        words += ["-w", " && ".join(waits), "-ti"] if waits else []
+        script = f"#!/bin/sh\n{array.script}\n"
+        printed = ask(self.submits, *words, *cluster.options, given=script)
+        if not (found := re.search(r"^Job <(\d+)> is submitted", printed, re.M)):
+            raise SettingsError("bsub: has submitted nothing")
+        return found[1]
+
+    def _own(self, task: str) -> str:
+        """LSF's name for a task, or for a whole array."""
+        array, _, number = task.partition("_")
+        return f"{array}[{int(number) + 1}]" if number else array
+
+    def tasks(self) -> dict[str, dict[int, str]]:
+        """Return the state of each of the user's tasks, in Slurm's words where it has one, with the
+        reason if it waits, by array."""
+        found: dict[str, dict[int, str]] = {}
+        fields = "jobid jobindex stat pend_reason delimiter='|'"
+        try:
+            said = ask("bjobs", "-noheader", "-o", fields)
+        except SettingsError as error:
+            if "No unfinished job found" not in str(error):
+                raise
+            return found
+        for array, task, own, reason in (line.split("|", 3) for line in said.splitlines()):
+            state = self.words.get(own, own)
+            waits = f", {reason}" if state == "PENDING" and reason not in ("", "-") else ""
+            found.setdefault(array, {})[int(task) - 1] = state + waits
+        return found
+
+    def largest_array(self) -> int:
+        """Return how many tasks an array can have."""
+        found = re.search(r"MAX_JOB_ARRAY_SIZE\s*=\s*(\d+)", ask("bparams", "-a"))
+        return int(found[1]) if found else 1000
+
+    def this_task(self) -> tuple[str, int, str, int]:
+        """Return this process's array, the number of its task, its machine and its cores."""
+        own = os.environ
+        number, cores = int(own["LSB_JOBINDEX"]) - 1, int(own["LSB_DJOB_NUMPROC"])
+        return own["LSB_JOBID"], number, platform.node(), cores
+
+    def put_back(self, array: str, number: int, status: int) -> int:
+        """Return the status with which LSF puts a task back."""
+        return 99
+
+
+System = Slurm | GridEngine | Pbs | Lsf
+
+SYSTEMS: dict[str, System] = {
+    "slurm": Slurm(),
+    "gridengine": GridEngine(),
+    "pbs": Pbs(),
+    "lsf": Lsf(),
+}

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from labjobs import layout
+from labjobs import files, layout
 from labjobs.errors import SettingsError
 from labjobs.job import attempts, identity, journal, runtime
 from labjobs.job.folder import JobFolder
@@ -46,6 +46,7 @@ class Pace(NamedTuple):
     per_epoch: float
     start: float
     power: float  # kW, 0 if it is not known
+    memory: float  # bytes, 0 if it is not known
 
     def seconds(self, end: Span | None, minutes: float, done: int, batch: float) -> list[float]:
         """Return the least and the most seconds up to the end of a job, or for its minutes; nothing
@@ -81,7 +82,8 @@ def pace(attempt: Path) -> Pace | None:
         trained = 0.0
     per_epoch, start = step / (epoch or math.inf), (wall - trained) / max(len(used), 1)
     times = trained / max(planned, 1), per_epoch, max(0.0, start), joules / (gpu or math.inf) / 1000
-    return Pace(about["script"], _alike(settings, gpu > 0), _batch(settings), step, *times)
+    peak = max((process.get("host_bytes", 0.0) for process in used), default=0.0)
+    return Pace(about["script"], _alike(settings, gpu > 0), _batch(settings), step, *times, peak)
 
 
 def _alike(settings: Any, on_gpu: bool) -> dict[str, str]:
@@ -126,11 +128,13 @@ def immaterial(paces: Sequence[Pace]) -> set[str]:
 
 class Cost(NamedTuple):
     """The `seconds` that a job takes, then the least and the most; its energy in kWh, 0 if that is
-    not known; whether a comparable job has run (`alike`)."""
+    not known; whether a comparable job has run (`alike`); the seconds of these that it takes to
+    `start`."""
 
     seconds: tuple[float, float, float]
     kwh: float
     alike: bool
+    start: float
 
     def __str__(self) -> str:
         return duration(self.seconds[0]) + ("" if self.alike else "?")
@@ -173,11 +177,9 @@ class Forecast:
 
     def _of(self, job: JobFolder[Any], until: Span | None = None) -> Cost | None:
         """What a job takes up to `until`, by default its end; None if no job is similar."""
-        settings, batch, idle = job.settings, _batch(job.settings), self._idle.get(job.script, ())
+        settings, batch = job.settings, _batch(job.settings)
         own = pace(job.path) if attempts.status_of(job.path) not in ENDED else None
-        mine = _alike(settings, self.on_gpus and job.runtime.device != "cpu").items()
-        those = frozenset((name, value) for name, value in mine if name not in idle)
-        alike, near = (True, [own]) if own else self._near(job.script, those, batch)
+        alike, near = (True, [own]) if own else self._similar(job)
         end, minutes = until or job.runtime.pause_after, getattr(settings, "minutes", 0.0)
         work = end or _end(settings), minutes, own.steps if own else 0, batch
         nearest = [found for each in near if (found := each.seconds(*work))]
@@ -189,12 +191,31 @@ class Forecast:
         middle = median(math.sqrt(low * high) for low, high in nearest)
         low, high = min(low for low, _ in within), max(high for _, high in within)
         kwh = self.processes * middle / 3600 * median(each.power for each in near)
-        return Cost((middle, low / wider, high * wider), kwh, alike)
+        start = max(each.start for each in near)
+        return Cost((middle, low / wider, high * wider), kwh, alike, start)
+
+    def memory(self, job: JobFolder[Any]) -> float:
+        """Return the bytes of memory that a job needs, and a quarter more; 0 if that is not known.
+        One that was killed on a cluster, or ran out of memory there, gets twice what it had."""
+        alike, near = self._similar(job)
+        own = 1e9 * costs.totals(job.path).get("peak_host_memory_gb", 0.0)
+        most = max([own, *(each.memory for each in near if alike)])
+        if not (killed := files.read_record(job.path / layout.TASK)):
+            return EQUAL * most
+        return max(EQUAL * most, 2 * (killed.get("bytes") or own))
+
+    def _similar(self, job: JobFolder[Any]) -> tuple[bool, list[Pace]]:
+        """Whether jobs have run that are comparable with a job, and their paces; or those of the
+        most similar ones."""
+        mine = _alike(job.settings, self.on_gpus and job.runtime.device != "cpu").items()
+        idle = self._idle.get(job.script, ())
+        those = frozenset((name, value) for name, value in mine if name not in idle)
+        return self._near(job.script, those, _batch(job.settings))
 
     def _nearest(
         self, script: str, those: frozenset[tuple[str, str]], batch: float
     ) -> tuple[bool, list[Pace]]:
-        """Whether comparable jobs have run, and their paces; or those of the most similar ones."""
+        """The same for jobs with some settings, and a batch size."""
         found: dict[tuple[int, float], list[Pace]] = {}
         mine, idle = dict(those), self._idle.get(script, set())
         for each in self._paces.get(script, []):

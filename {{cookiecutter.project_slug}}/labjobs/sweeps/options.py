@@ -15,7 +15,7 @@ from labjobs.cli.parser import parse
 from labjobs.errors import SettingsError, did_you_mean
 from labjobs.files import PROJECT, shown
 from labjobs.settings import setting
-from labjobs.sweeps.clusters import SYSTEMS, Cluster, expanded
+from labjobs.sweeps.clusters import SYSTEMS, WARNING, Cluster, expanded
 
 HERE = "local"  # for --on
 
@@ -67,14 +67,18 @@ class Flags:
     several-gpus` says when not to."""
 
     on: str = HERE
-    """Submit the jobs to a cluster that cluster.toml describes; words after -- go to its sbatch or
-    qsub. local: this machine. `python jobs.py docs clusters` says more."""
+    """Submit the jobs to a cluster that cluster.toml describes; words after -- go to its sbatch,
+    qsub or bsub. local: this machine. `python jobs.py docs clusters` says more."""
 
     slurm: bool = False
     """Submit the jobs to Slurm, with sbatch's options after -- and no cluster.toml."""
 
     at_most: int | None = setting(None, at_least=1)
     """With --on or --slurm: run at most this many jobs at once."""
+
+    piece: str | None = None
+    """With --on or --slurm: divide jobs into pieces of this length, such as 2h or 90m, which start
+    sooner where clusters fill gaps. Each continues the one before exactly."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ def read(words: list[str]) -> tuple[Flags, Cluster | None]:
         "--cost: only with --list": flags.cost and not flags.list,
         "--budget: not with --list or --watch": flags.budget and (flags.list or flags.watch),
         "--at-most: only with --on or --slurm": flags.at_most and not away,
+        "--piece: only with --on or --slurm": flags.piece and not away,
         "--: only with --on or --slurm": more and not away,
         "--slurm: not with --on": flags.slurm and flags.on != HERE,
         f"{', '.join(here)}: not with --on or --slurm": here,
@@ -123,6 +128,7 @@ def read(words: list[str]) -> tuple[Flags, Cluster | None]:
         raise SettingsError(line)
     if not away:
         return flags, None
+    piece = _seconds(flags.piece) if flags.piece else 0
     found = Cluster() if flags.slurm else cluster(flags.on)
     count, submits = flags.gpus_per_job, found.batch.submits
     if taken := _wrong("options", more, vars(found)):
@@ -130,7 +136,21 @@ def read(words: list[str]) -> tuple[Flags, Cluster | None]:
     if not shutil.which(submits):
         raise SettingsError(f"{found.flag}: there is no {submits} on this machine")
     gpus, options = count if found.gpus or count > 1 else 0, [*found.options, *more]
-    return flags, replace(found, gpus=gpus, options=options, at_most=flags.at_most)
+    found = replace(found, gpus=gpus, options=options, at_most=flags.at_most)
+    if piece:
+        found = replace(found, time="", piece=piece)
+        if limit := found.given("time"):
+            raise SettingsError(f"--piece: not with {limit}, an option of {submits}")
+    return flags, found
+
+
+def _seconds(piece: str) -> int:
+    """The seconds of a --piece."""
+    units = {"h": 3600, "m": 60}
+    seconds = int(piece[:-1]) * units[piece[-1]] if re.fullmatch(r"\d+[hm]", piece) else 0
+    if seconds < 2 * WARNING:
+        raise SettingsError(f"--piece {piece}: must be at least two minutes, such as 2h or 90m")
+    return seconds
 
 
 # cluster.toml has a table for each cluster: `[hyades]`, then keys and values. A person's own file,
@@ -138,7 +158,9 @@ def read(words: list[str]) -> tuple[Flags, Cluster | None]:
 
 FILE = "cluster.toml"
 
-KEYS = {key: type(of) for key, of in vars(Cluster()).items() if key not in ("flag", "at_most")}
+OWN = ("flag", "at_most", "piece", "pieces")  # what cluster.toml does not say
+
+KEYS = {key: type(of) for key, of in vars(Cluster()).items() if key not in OWN}
 
 FORMS = SYSTEMS["slurm"].forms.keys()
 """Keys for which a system can be asked."""
@@ -167,7 +189,7 @@ def cluster(name: str) -> Cluster:
         raise SettingsError(f"{name}: no such cluster in {FILE}; {hint}")
     values = {key: value for each in files.values() for key, value in each.get(name, {}).items()}
     if values.get("system") not in [*SYSTEMS]:
-        raise SettingsError(f"{FILE}: [{name}] system: must be {' or '.join(SYSTEMS)}")
+        raise SettingsError(f"{FILE}: [{name}] system: must be one of {', '.join(SYSTEMS)}")
     for path, tables in files.items():
         for key, value in tables.get(name, {}).items():
             if wrong := _wrong(key, value, values):
