@@ -153,6 +153,8 @@ def test_how_jobs_end(lab: Lab, cluster: Cluster) -> None:
     lock = json.loads((lab.project.folder(killed) / "lock").read_text())
     os.kill(lock["pid"], signal.SIGKILL)
     cluster.wait_until_empty()
+    notes = [*lab.project.root.glob("runs/*/*/task.json")]  # for it to get more memory
+    assert notes == [lab.project.folder(killed) / "task.json"]
     states = [state for state, _ in listed(lab.sweep("--list")).values()]
     assert states == ["unsent", "failed", "interrupted", "unsent", "unsent", "pending", "unsent"]
     assert_after_their_inputs(lab, 2)

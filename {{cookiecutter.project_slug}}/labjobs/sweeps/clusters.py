@@ -1,6 +1,5 @@
 """Clusters, and their batch systems, as arrays.py needs them: each submits arrays, lists their
-tasks and puts one back. Another system is a class like these, with the same methods; all of them
-raise SettingsError.
+tasks and puts one back. Another system is a class like these. Its methods raise SettingsError.
 
 Sources: schedmd.com's sbatch.html, squeue.html and scontrol.html (slurm.schedmd.com); of Grid
 Engine (SGE, Son of Grid Engine, Univa) the manual pages submit(1), qstat(1), queue_conf(5) and
@@ -15,7 +14,7 @@ import pwd
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -66,7 +65,7 @@ class Cluster:
     @property
     def put_back(self) -> Callable[[str, int, int], int] | None:
         """What puts a task back into the queue; None if tasks do not come back."""
-        return self.batch.put_back if self.requeue else None
+        return self.batch.put_back if self.requeue and self.batch.requeues else None
 
     @property
     def forms(self) -> dict[str, str]:
@@ -137,65 +136,99 @@ class Array(NamedTuple):
         return sorted({task.split("_")[0] for task in (*self.ok, *self.ended)})
 
 
-def plain_name() -> str:
-    """Return a name for an array that every system accepts."""
-    return re.sub(r"^(?=\d)|[^\w.-]", "_", experiment_name())
+class System:
+    """A batch system: the commands that submit and cancel jobs; how the answer of the first begins
+    if it has submitted an array; whether it lets users put tasks back; patterns of those options
+    that run.sh sets itself and of those that set a limit; and how it is asked for what a key of
+    cluster.toml says."""
+
+    title = submits = cancels = answer = taken = ""
+    requeues = True
+    limits: ClassVar[dict[str, str]]
+    forms: ClassVar[dict[str, str]]
+    largest: ClassVar[tuple[int, str, tuple[str, ...]]]
+    """Tasks of an array, by default, and what says where how many there can be."""
+    first = 0
+    """The number of an array's first task."""
+    variables: ClassVar[tuple[str, str, str]]
+    """Where a task finds its array, its number and its cores."""
+
+    def submit(self, cluster: Cluster, array: Array) -> str:
+        """Submit an array; returns its id."""
+        words, script = self._request(cluster, array)
+        if not (found := re.search(self.answer, ask(self.submits, *words, given=script), re.M)):
+            raise SettingsError(f"{self.submits}: has submitted nothing")
+        return found[1]
+
+    def _request(self, cluster: Cluster, array: Array) -> tuple[list[str], str]:
+        """The options with which an array is submitted, and the script that is read."""
+        raise NotImplementedError
+
+    @property
+    def _name(self) -> str:
+        """A name for arrays that every system accepts."""
+        return re.sub(r"^(?=\d)|[^\w.-]", "_", experiment_name())
+
+    def tasks(self) -> dict[str, dict[int, str]]:
+        """Return the state of each of the user's tasks, in Slurm's words, with the reason if it
+        waits, by array."""
+        found: dict[str, dict[int, str]] = {}
+        for array, number, state, reason in self._tasks():
+            waits = f", {reason}" if state == "PENDING" and reason else ""
+            found.setdefault(array, {})[number] = state + waits
+        return found
+
+    def _tasks(self) -> Iterator[tuple[str, int, str, str]]:
+        """Yield the array, the number and the state of each task, and why it waits."""
+        raise NotImplementedError
+
+    def largest_array(self) -> int:
+        """Return how many tasks an array can have."""
+        usual, pattern, command = self.largest
+        found = re.search(pattern, ask(*command), re.M)
+        return int(found[1]) or usual if found else usual
+
+    def this_task(self) -> tuple[str, int, str, int]:
+        """Return this process's array, the number of its task, its machine and its cores."""
+        task, number, cores = (os.environ[name] for name in self.variables)
+        node = os.environ.get("SLURMD_NODENAME") or platform.node()
+        return re.sub(r"\[\d+\].*", "[]", task), int(number) - self.first, node, int(cores)
+
+    def put_back(self, array: str, number: int, status: int) -> int:
+        """Put a task back unless it was ended; returns the status to exit with, which most systems
+        heed."""
+        return 99
 
 
-class Slurm:
-    """Slurm: the commands that submit and cancel jobs, patterns of those options that run.sh sets
-    itself and of those that set a limit, and how it is asked for what a key of cluster.toml
-    says."""
+class Slurm(System):
+    """Slurm."""
 
-    title, submits, cancels = "Slurm", "sbatch", "scancel"
+    title, submits, cancels, answer = "Slurm", "sbatch", "scancel", r"^(\d+)(?:;.*)?$"
     taken = r"--(array|dependency|output|wrap)\b.*|-[ado].*"
     limits: ClassVar = {"time": "--time.*|-t.*", "memory": "--mem.*"}
     plain = ("partition", "account", "qos", "constraint", "time")
     forms: ClassVar = {key: f"--{key}={{}}" for key in plain}
     forms |= {"gpus": "--gres=gpu:{}", "cores": "--cpus-per-task={}", "memory": "--mem={}"}
+    largest = 1001, r"^MaxArraySize\s*=\s*(\d+)", ("scontrol", "show", "config")
+    variables = "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_CPUS_ON_NODE"
 
-    def submit(self, cluster: Cluster, array: Array) -> str:
-        """Submit an array; returns its id."""
+    def _request(self, cluster: Cluster, array: Array) -> tuple[list[str], str]:
         limit = f"%{cluster.at_most}" if cluster.at_most else ""
-        words = [
-            f"--array=0-{array.size - 1}{limit}",
-            f"--job-name={experiment_name()}",
-            "--parsable",
-        ]
-        words += [f"--signal=B:USR1@{WARNING}", "--open-mode=append"]
+        words = [f"--array=0-{array.size - 1}{limit}", f"--job-name={experiment_name()}"]
+        words += ["--parsable", f"--signal=B:USR1@{WARNING}", "--open-mode=append"]
         words += ["--requeue" if cluster.requeue else "--no-requeue", *cluster.wanted]
         words.append("--output=" + str(array.output).replace("%", "%%") + "/slurm-%A_%a.txt")
-        waits = [f"afterok:{task}" for task in array.ok] + [
-            f"afterany:{task}" for task in array.ended
-        ]
-        if waits:
+        waits = [f"afterok:{task}" for task in array.ok]
+        if waits := waits + [f"afterany:{task}" for task in array.ended]:
             words += [f"--dependency={','.join(waits)}", "--kill-on-invalid-dep=yes"]
-        printed = ask(self.submits, *words, *cluster.options, f"--wrap={array.script}")
-        if not (found := re.fullmatch(r"(\d+)(;.*)?", printed.strip())):
-            raise SettingsError("sbatch: has submitted nothing")
-        return found[1]
+        return [*words, *cluster.options, f"--wrap={array.script}"], ""
 
-    def tasks(self) -> dict[str, dict[int, str]]:
-        """Return the state of each of the user's tasks, with the reason if it waits, by array."""
-        found: dict[str, dict[int, str]] = {}
+    def _tasks(self) -> Iterator[tuple[str, int, str, str]]:
         mine = ("squeue", f"--user={os.getuid()}")
         for line in ask(*mine, "--noheader", "--array", "--format=%F %K %T %r").splitlines():
             array, task, state, reason = line.split(maxsplit=3)
             if task.isdecimal():
-                waits = f", {reason}" if state == "PENDING" and reason != "None" else ""
-                found.setdefault(array, {})[int(task)] = state + waits
-        return found
-
-    def largest_array(self) -> int:
-        """Return how many tasks an array can have."""
-        found = re.search(r"^MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config"), re.M)
-        return int(found[1]) if found else 1001
-
-    def this_task(self) -> tuple[str, int, str, int]:
-        """Return this process's array, the number of its task, its machine and its cores."""
-        own = os.environ
-        number, cores = int(own["SLURM_ARRAY_TASK_ID"]), int(own["SLURM_CPUS_ON_NODE"])
-        return own["SLURM_ARRAY_JOB_ID"], number, own["SLURMD_NODENAME"], cores
+                yield array, int(task), state, reason.removeprefix("None")
 
     def put_back(self, array: str, number: int, status: int) -> int:
         """Put a task back unless it was ended, as by scancel; returns the status to exit with."""
@@ -205,41 +238,34 @@ class Slurm:
         return status
 
 
-class GridEngine:
-    """Grid Engine; its own numbers begin at 1.
+class GridEngine(System):
+    """Grid Engine. An array waits for whole arrays, however they end: a job whose input has failed
+    says so itself. Nodes may not be allowed to ask whether a task was deleted."""
 
-    An array waits for whole arrays, however they end: a job whose input has failed says so itself.
-    """
-
-    title, submits, cancels = "SGE", "qsub", "qdel"
+    title, submits, cancels, answer = "SGE", "qsub", "qdel", r"^(\d+)[.:\d-]*$"
     taken = "-(b|e|hold_jid|hold_jid_ad|j|N|o|S|sync|t|tc|terse)"
     limits: ClassVar = {"time": ".*h_rt=.*", "memory": ".*(h_vmem|mem_free)=.*"}
     forms: ClassVar = {"partition": "-q {}", "account": "-P {}", "constraint": "-l {}"}
     forms |= {"gpus": "-l gpu={}", "cores": "-pe smp {}", "time": "-l h_rt={}"}
+    largest = 75_000, r"^max_aj_tasks\s+(\d+)", ("qconf", "-sconf")
+    first, variables = 1, ("JOB_ID", "SGE_TASK_ID", "NSLOTS")
 
     words: ClassVar = {"E": "ERROR, qstat -j says why", "d": "DELETED", "h": "PENDING, Dependency"}
     words |= {"q": "PENDING", "r": "RUNNING", "t": "RUNNING"}
     """Slurm's words for the letters of a state, of which there may be several."""
 
-    def submit(self, cluster: Cluster, array: Array) -> str:
-        """Submit an array, as Slurm does. USR2 comes before tasks are deleted."""
-        words = ["-terse", "-t", f"1-{array.size}", "-N", plain_name(), "-S", "/bin/sh"]
-        words += ["-V", "-notify"]
-        words += ["-r", "y" if cluster.requeue else "n", "-j", "y"]
+    def _request(self, cluster: Cluster, array: Array) -> tuple[list[str], str]:
+        """USR2 comes before tasks are deleted."""
+        words = ["-terse", "-t", f"1-{array.size}", "-N", self._name, "-S", "/bin/sh", "-V"]
+        words += ["-notify", "-r", "y" if cluster.requeue else "n", "-j", "y"]
         words += ["-o", f"{array.output}/gridengine-$JOB_ID.$TASK_ID.txt", *cluster.wanted]
         words += ["-l", f"s_rt={cluster.seconds - WARNING}"] if cluster.time else []
         words += ["-tc", str(cluster.at_most)] if cluster.at_most else []
-        if arrays := array.waits:
-            words += ["-hold_jid", ",".join(arrays)]
+        words += ["-hold_jid", ",".join(array.waits)] if array.waits else []
         script = f"PATH=$SGE_O_PATH; {array.script}\n"  # Grid Engine gives tasks a PATH of its own
-        printed = ask(self.submits, *words, *cluster.options, given=script)
-        if not (found := re.search(r"^(\d+)[.:\d-]*$", printed, re.M)):
-            raise SettingsError("qsub: has submitted nothing")
-        return found[1]
+        return [*words, *cluster.options], script
 
-    def tasks(self) -> dict[str, dict[int, str]]:
-        """Return the state of each of the user's tasks, in Slurm's words, by array."""
-        found: dict[str, dict[int, str]] = {}
+    def _tasks(self) -> Iterator[tuple[str, int, str, str]]:
         user = pwd.getpwuid(os.getuid()).pw_name
         said = ask("qstat", "-xml", "-g", "d", "-u", user)
         try:
@@ -251,105 +277,70 @@ class GridEngine:
             if text.get("tasks", "").isdecimal():
                 words = [word for letter, word in self.words.items() if letter in text["state"]]
                 state = words[0] if words else "SUSPENDED"
-                found.setdefault(text["JB_job_number"], {})[int(text["tasks"]) - 1] = state
-        return found
-
-    def largest_array(self) -> int:
-        """Return how many tasks an array can have."""
-        found = re.search(r"^max_aj_tasks\s+(\d+)", ask("qconf", "-sconf"), re.M)
-        return int(found[1]) if found and int(found[1]) else 75_000
-
-    def this_task(self) -> tuple[str, int, str, int]:
-        """Return this process's array, the number of its task, its machine and its cores."""
-        own = os.environ
-        return own["JOB_ID"], int(own["SGE_TASK_ID"]) - 1, own["HOSTNAME"], int(own["NSLOTS"])
-
-    def put_back(self, array: str, number: int, status: int) -> int:
-        """Return the status with which a task is put back; Grid Engine heeds it unless it was
-        deleted. Nodes may not be allowed to ask for its state."""
-        return 99
+                yield text["JB_job_number"], int(text["tasks"]) - 1, state, ""
 
 
-class Pbs:
+class Pbs(System):
     """PBS. Only its operators may put a task back (qrerun(1B)), and nothing warns of a time limit,
     so the script has a clock of its own. An array waits for whole arrays, as in Grid Engine.
 
     Forms that begin with a colon are parts of the chunk of nodes that a task gets.
     """
 
-    title, submits, cancels, put_back = "PBS", "qsub", "qdel", None
+    title, submits, cancels, answer, requeues = "PBS", "qsub", "qdel", r"^(\d+\[\])", False
     taken = r"-[JNjorSVW].*|depend=.*"
     limits: ClassVar = {"time": ".*walltime=.*", "memory": ".*(select|mem)=.*"}
-    forms: ClassVar = {"partition": "-q {}", "account": "-A {}", "constraint": ":{}"}
-    forms |= {"cores": ":ncpus={}", "gpus": ":ngpus={}", "memory": ":mem={}b"}
-    forms |= {"time": "-l walltime={}"}
+    forms: ClassVar = {"partition": "-q {}", "account": "-A {}", "time": "-l walltime={}"}
+    forms |= {"constraint": ":{}", "cores": ":ncpus={}", "gpus": ":ngpus={}", "memory": ":mem={}b"}
+    largest = 10_000, r"max_array_size = (\d+)", ("qstat", "-B", "-f")
+    variables = "PBS_JOBID", "PBS_ARRAY_INDEX", "NCPUS"
 
     words: ClassVar = dict.fromkeys("QTW", "PENDING") | dict.fromkeys("RE", "RUNNING")
     words |= {"H": "PENDING, Dependency"} | dict.fromkeys("SU", "SUSPENDED")
     """Slurm's words for the letters of a state. Others are for subjobs that have ended."""
 
-    def submit(self, cluster: Cluster, array: Array) -> str:
-        """Submit an array, as Slurm does."""
+    def _request(self, cluster: Cluster, array: Array) -> tuple[list[str], str]:
         numbers = f"0-{array.size - 1}" if array.size > 1 else "0-1:2"  # PBS refuses 0-0
         words = ["-J", f"{numbers}%{cluster.at_most}" if cluster.at_most else numbers]
-        words += ["-N", plain_name(), "-S", "/bin/sh", "-V", "-j", "oe", "-o", "/dev/null"]
+        words += ["-N", self._name, "-S", "/bin/sh", "-V", "-j", "oe", "-o", "/dev/null"]
         chunk = "".join(word for word in cluster.wanted if word.startswith(":"))
         words += ["-l", f"select=1{chunk}"] if chunk else []
         words += [word for word in cluster.wanted if not word.startswith(":")]
-        if array.waits:
-            words += ["-W", f"depend=afterany:{':'.join(array.waits)}"]
+        words += ["-W", f"depend=afterany:{':'.join(array.waits)}"] if array.waits else []
         output = shlex.quote(f"{array.output}/pbs-")
         start = f'exec >>{output}"$PBS_JOBID.txt" 2>&1; PATH=$PBS_O_PATH; '
         script = array.script
         if cluster.time:
             clock = f"timeout --foreground --preserve-status -s USR1 {cluster.seconds - WARNING}"
             script = f"exec {clock} /bin/sh -c {shlex.quote(script)}"
-        printed = ask(self.submits, *words, *cluster.options, given=f"{start}{script}\n")
-        if not (found := re.match(r"\d+\[\]", printed.strip())):
-            raise SettingsError("qsub: has submitted nothing")
-        return found[0]
+        return [*words, *cluster.options], f"{start}{script}\n"
 
-    def tasks(self) -> dict[str, dict[int, str]]:
-        """Return the state of each of the user's tasks, in Slurm's words, with the reason if it
-        waits, by array."""
-        found: dict[str, dict[int, str]] = {}
+    def _tasks(self) -> Iterator[tuple[str, int, str, str]]:
         said = ask("qstat", "-s", "-t", "-w", "-u", pwd.getpwuid(os.getuid()).pw_name)
         line = r"^(\d+)\[(\d+)\]\S* .* ([A-Z]) +\S+ *$(?:\n +(\S.*))?"
         for array, task, letter, reason in re.findall(line, said, re.M):
-            if state := self.words.get(letter):
-                waits = f", {reason.strip()}" if state == "PENDING" and reason else ""
-                found.setdefault(f"{array}[]", {})[int(task)] = state + waits
-        return found
-
-    def largest_array(self) -> int:
-        """Return how many tasks an array can have."""
-        found = re.search(r"max_array_size = (\d+)", ask("qstat", "-B", "-f"))
-        return int(found[1]) if found else 10_000
-
-    def this_task(self) -> tuple[str, int, str, int]:
-        """Return this process's array, the number of its task, its machine and its cores."""
-        own = os.environ
-        array = own["PBS_JOBID"].split("[")[0] + "[]"
-        return array, int(own["PBS_ARRAY_INDEX"]), platform.node(), int(own["NCPUS"])
+            if letter in self.words:
+                yield f"{array}[]", int(task), self.words[letter], reason.strip()
 
 
-class Lsf:
-    """LSF; its own numbers begin at 1. Deleted tasks get INT, and so are not put back."""
+class Lsf(System):
+    """LSF. Deleted tasks get INT, and so are not put back."""
 
-    title, submits, cancels = "LSF", "bsub", "bkill"
+    title, submits, cancels, answer = "LSF", "bsub", "bkill", r"^Job <(\d+)> is submitted"
     taken = "-(J|w|ti|o|oo|e|eo|Q|r|rn|wa|wt)"
     limits: ClassVar = {"time": "-W.*", "memory": "-M.*|.*mem=.*"}
     forms: ClassVar = {"partition": "-q {}", "account": "-P {}", "qos": "-sla {}"}
     forms |= {"constraint": "-R select[{}]", "gpus": "-gpu num={}", "time": ""}  # in minutes
     forms |= {"cores": "-n {} -R span[hosts=1]", "memory": "-M {} -R rusage[mem={}]"}
+    largest = 1000, r"MAX_JOB_ARRAY_SIZE\s*=\s*(\d+)", ("bparams", "-a")
+    first, variables = 1, ("LSB_JOBID", "LSB_JOBINDEX", "LSB_DJOB_NUMPROC")
 
     words: ClassVar = {"PEND": "PENDING", "PROV": "PENDING", "WAIT": "PENDING", "RUN": "RUNNING"}
     """Slurm's words for its own."""
 
-    def submit(self, cluster: Cluster, array: Array) -> str:
-        """Submit an array, as Slurm does."""
+    def _request(self, cluster: Cluster, array: Array) -> tuple[list[str], str]:
         limit = f"%{cluster.at_most}" if cluster.at_most else ""
-        words = ["-J", f"{plain_name()}[1-{array.size}]{limit}"]
+        words = ["-J", f"{self._name}[1-{array.size}]{limit}"]
         words += ["-o", f"{array.output}/lsf-%J_%I.txt", *cluster.wanted]
         words += ["-r", "-Q", "99"] if cluster.requeue else ["-rn"]
         if cluster.time:
@@ -358,55 +349,23 @@ class Lsf:
         waits = [f"done({self._own(task)})" for task in array.ok]
         waits += [f"ended({self._own(task)})" for task in array.ended]
         words += ["-w", " && ".join(waits), "-ti"] if waits else []
-        script = f"#!/bin/sh\n{array.script}\n"
-        printed = ask(self.submits, *words, *cluster.options, given=script)
-        if not (found := re.search(r"^Job <(\d+)> is submitted", printed, re.M)):
-            raise SettingsError("bsub: has submitted nothing")
-        return found[1]
+        return [*words, *cluster.options], f"#!/bin/sh\n{array.script}\n"
 
     def _own(self, task: str) -> str:
         """LSF's name for a task, or for a whole array."""
         array, _, number = task.partition("_")
         return f"{array}[{int(number) + 1}]" if number else array
 
-    def tasks(self) -> dict[str, dict[int, str]]:
-        """Return the state of each of the user's tasks, in Slurm's words where it has one, with the
-        reason if it waits, by array."""
-        found: dict[str, dict[int, str]] = {}
+    def _tasks(self) -> Iterator[tuple[str, int, str, str]]:
         fields = "jobid jobindex stat pend_reason delimiter='|'"
         try:
             said = ask("bjobs", "-noheader", "-o", fields)
         except SettingsError as error:
             if "No unfinished job found" not in str(error):
                 raise
-            return found
+            return
         for array, task, own, reason in (line.split("|", 3) for line in said.splitlines()):
-            state = self.words.get(own, own)
-            waits = f", {reason}" if state == "PENDING" and reason not in ("", "-") else ""
-            found.setdefault(array, {})[int(task) - 1] = state + waits
-        return found
-
-    def largest_array(self) -> int:
-        """Return how many tasks an array can have."""
-        found = re.search(r"MAX_JOB_ARRAY_SIZE\s*=\s*(\d+)", ask("bparams", "-a"))
-        return int(found[1]) if found else 1000
-
-    def this_task(self) -> tuple[str, int, str, int]:
-        """Return this process's array, the number of its task, its machine and its cores."""
-        own = os.environ
-        number, cores = int(own["LSB_JOBINDEX"]) - 1, int(own["LSB_DJOB_NUMPROC"])
-        return own["LSB_JOBID"], number, platform.node(), cores
-
-    def put_back(self, array: str, number: int, status: int) -> int:
-        """Return the status with which LSF puts a task back."""
-        return 99
+            yield array, int(task) - 1, self.words.get(own, own), reason.removeprefix("-")
 
 
-System = Slurm | GridEngine | Pbs | Lsf
-
-SYSTEMS: dict[str, System] = {
-    "slurm": Slurm(),
-    "gridengine": GridEngine(),
-    "pbs": Pbs(),
-    "lsf": Lsf(),
-}
+SYSTEMS = {"slurm": Slurm(), "gridengine": GridEngine(), "pbs": Pbs(), "lsf": Lsf()}
