@@ -34,7 +34,7 @@ def test_pieces(project: Project, tmp_path: Path, name: str, title: str) -> None
         arrays = system.submitted()
         ids = ", ".join(array["id"] for array in arrays)
         assert f"2 jobs submitted to {title} as {ids}; --list shows them\n" in said
-        assert "a task has time 0:02:00, memory 1G\n" in said
+        assert "each task has time 0:02:00, memory 2G\n" in said
         wait_until(lambda: bool([*there.root.glob("runs/*/*/held")]), 300)
         one, two = listed(there.do("bash", "run.sh", "--list")).values()
         assert one[0] == "running" and two == ("queued", f"{title} {arrays[0]['id']}_1 PENDING")

@@ -177,10 +177,10 @@ def test_a_cluster_is_asked_for_what_comparable_jobs_needed(lab):
     assert asked(lab) == []
     ran(lab, "--epochs 2")
     lab.write_grid("--epochs 2 --seed 1")
-    assert asked(lab) == ["--time=3:10:00", "--mem=4G"]  # 2.5 h and a quarter, two minutes
+    assert asked(lab) == ["--time=3:10:00", "--mem=5G"]  # 2.5 h and a quarter, two minutes
     assert asked(lab, "--", "--time=9", "--mem=9G") == ["--time=9", "--mem=9G"]
-    assert asked(lab, "--piece", "2h") == ["--time=2:00:00", "--mem=4G"]
-    assert asked(lab, "--piece", "4h") == ["--time=3:10:00", "--mem=4G"]
+    assert asked(lab, "--piece", "2h") == ["--time=2:00:00", "--mem=5G"]
+    assert asked(lab, "--piece", "4h") == ["--time=3:10:00", "--mem=5G"]
     said = one_line(lab.sweep("--slurm", "--piece", "30m"), 2)
     assert said == "run.sh: --piece 30m: a start takes 30 min, and a checkpoint a minute"
     said = one_line(lab.sweep("--slurm", "--piece", "2h", "--", "-t", "9"), 2)
@@ -192,7 +192,7 @@ def test_a_cluster_is_asked_for_what_comparable_jobs_needed(lab):
     lab.write_grid("--epochs 2 --seed 1")
     (job,) = listed(lab.sweep("--list"))
     files.write_record(lab.project.folder(job) / "task.json", {"bytes": 8 * 2**30})
-    assert asked(lab) == ["--time=3:10:00", "--mem=16G"]
+    assert asked(lab) == ["--time=3:10:00", "--mem=17G"]
 
 
 def started(done):

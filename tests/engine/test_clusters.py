@@ -108,8 +108,8 @@ WORDS = {
     ),
     "lsf": (
         "-J project[1-1] -o|/the folder/lsf-%J_%I.txt|-q long -P|a project"
-        "|-R select[gpu_type=h100] -gpu num=1 -n 4 -R span[hosts=1] -M 8G -R rusage[mem=8G]"
-        " -r -Q 99 -W 240 -wa USR1 -wt 1 -w|done(17[1]) && ended(16[4])|-ti",
+        "|-R select[gpu_type=h100] -gpu num=1 -W 4:00 -n 4 -R span[hosts=1] -M 8G"
+        " -R rusage[mem=8G] -r -Q 99 -wa USR1 -wt 1 -w|done(17[1]) && ended(16[4])|-ti",
         "#!/bin/sh\nexec job\n",
     ),
 }

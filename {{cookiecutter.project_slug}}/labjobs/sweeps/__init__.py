@@ -7,5 +7,5 @@ states   what state each job is in; the copy of the code that a sweep runs
 gpus     which job has which GPU
 starter  how a job is started, and the check before
 messages about a sweep, by a command of the user's
-arrays   jobs on clusters, by Slurm or Grid Engine
+arrays   jobs on clusters, by Slurm, Grid Engine, PBS or LSF
 """

@@ -50,6 +50,7 @@ def submit(
     if any(map(was_given, folder.parent.iterdir())):
         system.tasks()  # without an answer, it could have these jobs already
     given, cluster = cluster, sized(cluster, left, forecast)
+    asked = _asked(given, cluster)
     arrays = [*_arrays_to_make(left, queued, system.largest_array())]
     jobs = [(str(entry.job.path), entry.words) for entries, _ in arrays for entry in entries]
     record = {"since": since, "cluster": vars(cluster), "jobs": jobs}
@@ -68,27 +69,30 @@ def submit(
                 array = system.submit(cluster, Array(text, folder, len(entries), ok, ended))
             except SettingsError as error:
                 of = f"{first} of {counted(len(left), 'job')}"
-                rest = f"; {of} were submitted, and the same command submits the rest"
-                raise SettingsError(f"{error}{rest if ids else ''}") from error
+                rest = f"{of} were submitted, and the same command submits the rest" if ids else ""
+                parts = filter(None, [str(error), asked, rest])
+                raise SettingsError("; ".join(parts)) from error
             ids.append(array)
             with (folder / layout.ARRAYS).open("a", encoding="utf-8") as file:
                 print(array, first, file=file)
             ok, ended = [], [array]
         tasks |= {entry.job.id: f"{array}_{number}" for number, entry in enumerate(entries)}
     line = f"{counted(len(left), 'job')} submitted to {system.title} as {', '.join(ids)}"
-    return "\n".join([f"{line}; --list shows them", *_asked(given, cluster)])
+    return "\n".join([f"{line}; --list shows them", *filter(None, [asked]), *_notes(cluster)])
 
 
-def _asked(given: Cluster, cluster: Cluster) -> Iterator[str]:
-    """Yield what a cluster is asked for that was not given, and what it is not asked for."""
-    keys = [key for key in ("time", "memory") if key in cluster.forms]
-    more = [f"{key} {vars(cluster)[key]}" for key in keys if vars(cluster)[key] != vars(given)[key]]
-    if more:
-        yield f"a task has {', '.join(more)}"
+def _asked(given: Cluster, cluster: Cluster) -> str:
+    """What a cluster is asked for that was not given."""
+    keys = [key for key in ("time", "memory") if cluster.given(key) != given.given(key)]
+    return "each task has " * bool(keys) + ", ".join(f"{key} {vars(cluster)[key]}" for key in keys)
+
+
+def _notes(cluster: Cluster) -> Iterator[str]:
+    """Yield what else is to be known of the tasks."""
     if cluster.piece and not cluster.put_back:
         tasks = counted(cluster.pieces, "task")
         yield f"a job has {tasks}, one after another; the same command continues what is left"
-    if unknown := [key for key in keys if not cluster.given(key)]:
+    if unknown := [key for key in ("time", "memory") if cluster.lacks(key)]:
         yield f"no comparable jobs tell the {' and the '.join(unknown)}: the cluster's own holds"
 
 
@@ -109,11 +113,11 @@ def sized(cluster: Cluster, left: Sequence[Entry], forecast: Forecast) -> Cluste
         _check_piece(piece, trains, left)
         pieces = 1 if cluster.put_back else math.ceil(takes / trains) or 1
         cluster = replace(cluster, time=_clock(min(piece, takes or piece)), pieces=pieces)
-    elif takes and not cluster.given("time"):
+    elif takes and cluster.lacks("time"):
         cluster = replace(cluster, time=_clock(min(takes, LONGEST) if cluster.put_back else takes))
     memory = [forecast.memory(entry.job) for entry in left]
-    if all(memory) and "memory" in cluster.forms and not cluster.given("memory"):
-        cluster = replace(cluster, memory=f"{math.ceil(max(memory) / UNITS['G'])}G")
+    if all(memory) and cluster.lacks("memory"):  # 1 GiB for what runs beside: courier, task
+        cluster = replace(cluster, memory=f"{math.ceil(max(memory) / UNITS['G']) + 1}G")
     return cluster
 
 

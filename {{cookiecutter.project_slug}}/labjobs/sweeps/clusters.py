@@ -15,7 +15,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 from xml.etree import ElementTree
@@ -92,6 +92,10 @@ class Cluster:
         """Return what its keys or its options say of a limit; empty if nothing does."""
         options = (word for word in self.options if re.fullmatch(self.batch.limits[key], word))
         return vars(self)[key] or next(options, "")
+
+    def lacks(self, key: str) -> bool:
+        """Return whether it could be asked for a limit that nothing gives."""
+        return bool(self.forms.get(key)) and not self.given(key)
 
     @property
     def flags(self) -> list[str]:
@@ -330,7 +334,7 @@ class Lsf(System):
     taken = "-(J|w|ti|o|oo|e|eo|Q|r|rn|wa|wt)"
     limits: ClassVar = {"time": "-W.*", "memory": "-M.*|.*mem=.*"}
     forms: ClassVar = {"partition": "-q {}", "account": "-P {}", "qos": "-sla {}"}
-    forms |= {"constraint": "-R select[{}]", "gpus": "-gpu num={}", "time": ""}  # in minutes
+    forms |= {"constraint": "-R select[{}]", "gpus": "-gpu num={}", "time": "-W {}"}
     forms |= {"cores": "-n {} -R span[hosts=1]", "memory": "-M {} -R rusage[mem={}]"}
     largest = 1000, r"MAX_JOB_ARRAY_SIZE\s*=\s*(\d+)", ("bparams", "-a")
     first, variables = 1, ("LSB_JOBID", "LSB_JOBINDEX", "LSB_DJOB_NUMPROC")
@@ -341,11 +345,10 @@ class Lsf(System):
     def _request(self, cluster: Cluster, array: Array) -> tuple[list[str], str]:
         limit = f"%{cluster.at_most}" if cluster.at_most else ""
         words = ["-J", f"{self._name}[1-{array.size}]{limit}"]
-        words += ["-o", f"{array.output}/lsf-%J_%I.txt", *cluster.wanted]
+        to_the_minute = replace(cluster, time=cluster.time.rpartition(":")[0])
+        words += ["-o", f"{array.output}/lsf-%J_%I.txt", *to_the_minute.wanted]
         words += ["-r", "-Q", "99"] if cluster.requeue else ["-rn"]
-        if cluster.time:
-            words += ["-W", str(cluster.seconds // 60)]
-            words += ["-wa", "USR1", "-wt", str(WARNING // 60)]
+        words += ["-wa", "USR1", "-wt", str(WARNING // 60)] if cluster.time else []
         waits = [f"done({self._own(task)})" for task in array.ok]
         waits += [f"ended({self._own(task)})" for task in array.ended]
         words += ["-w", " && ".join(waits), "-ti"] if waits else []
