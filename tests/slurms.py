@@ -152,7 +152,7 @@ class Cluster(Batch):
         super().__init__(folder, {"SLURM_CONF": str(folder / "slurm.conf")})
         host = platform.node().split(".")[0]
         self._machines = machines or [Machine(host, HERE, ())]
-        node = "NodeName={} NodeAddr={} CPUs={} RealMemory=1000 Gres=gpu:{} State=UNKNOWN"
+        node = "NodeName={} NodeAddr={} CPUs={} RealMemory=8000 Gres=gpu:{} State=UNKNOWN"
         cpus = 2 * gpus or CPUS
         self._settings: dict[str, object] = {
             "host": host,

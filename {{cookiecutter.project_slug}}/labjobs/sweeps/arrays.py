@@ -128,10 +128,10 @@ def _check_piece(piece: int, trains: float, left: Sequence[Entry]) -> None:
     if trains <= 0:
         start = duration(piece - WARNING - trains)
         raise SettingsError(f"{shown}: a start takes {start}, and a checkpoint a minute")
-    for job in (entry.job for entry in left):
-        trains = any(hasattr(job.settings, name) for name in LENGTHS)
-        if trains and piece < 60 * (minutes := job.runtime.checkpoint_minutes):
-            raise SettingsError(f"{shown}: must be at least --checkpoint-minutes {minutes:g}")
+    lasting = (e.job for e in left if any(hasattr(e.job.settings, name) for name in LENGTHS))
+    minutes = max((job.runtime.checkpoint_minutes for job in lasting), default=0.0)
+    if piece < 60 * minutes:
+        raise SettingsError(f"{shown}: must be at least --checkpoint-minutes {minutes:g}")
 
 
 def _clock(seconds: float) -> str:
@@ -278,7 +278,6 @@ def _run(
     memory that it had, for the next one to have more."""
     job, count, note = f"job {attempt.parent.name}", cluster.gpus, attempt / layout.TASK
     try:
-        files.write_record(note, {"bytes": cluster.bytes})
         given = not count or "CUDA_VISIBLE_DEVICES" in os.environ
         places = [] if given else gpus.on_gpus(None, 1, count)
         places = places or [gpus.Gpu({})]
@@ -287,6 +286,7 @@ def _run(
         if asked or not gpu:
             return 128 + asked[0]
         print(f"{job} started: {shlex.join(words)}", flush=True)
+        files.write_record(note, {"bytes": cluster.bytes})
         running = Running(attempt, words, place, starter, gpu.env, gpu.files)
     except (OSError, SettingsError) as error:
         return leave(exit_status.FAILED, f"{job} cannot be started: {cause(error)}")
