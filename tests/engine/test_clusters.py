@@ -136,3 +136,42 @@ def test_what_a_system_is_asked(
     parts = words.split("|")
     wanted = [w for part in parts for w in ([part] if part in asked[0][0] else part.split())]
     assert asked == [(wanted, script)]
+
+
+QSTAT = """
+server:
+                                                            Req'd  Req'd   Elap
+Job ID          Username Queue    Jobname    SessID NDS TSK Memory Time  S Time
+--------------- -------- -------- ---------- ------ --- --- ------ ----- - -----
+17[].server     ada      workq    project       --    1   4    8gb 04:00 B   --
+   Job Array Began at Fri Nov 27 at 10:00
+17[0].server    ada      workq    project      4711   1   4    8gb 04:00 R 00:02
+17[1].server    ada      workq    project       --    1   4    8gb 04:00 Q   --
+   Not Running: Insufficient amount of resource: ngpus
+17[2].server    ada      workq    project       --    1   4    8gb 04:00 X 00:01
+18.server       ada      workq    other        4712   1   1    --  04:00 R 00:02
+19[0].server    ada      workq    project       --    1   4    8gb 04:00 H   --
+"""
+
+BJOBS = """\
+17|1|RUN|-
+17|2|PEND|Job slot limit reached: 3 hosts;
+18|0|RUN|-
+19|1|USUSP|-
+"""
+
+
+@pytest.mark.parametrize(
+    ("system", "printed", "array", "reason"),
+    [
+        ("pbs", QSTAT, "[]", "Not Running: Insufficient amount of resource: ngpus"),
+        ("lsf", BJOBS, "", "Job slot limit reached: 3 hosts;"),
+    ],
+)
+def test_what_a_system_says_of_tasks(
+    monkeypatch: pytest.MonkeyPatch, system: str, printed: str, array: str, reason: str
+) -> None:
+    monkeypatch.setattr(clusters, "ask", lambda *_: printed)
+    found = clusters.SYSTEMS[system].tasks()
+    assert found[f"17{array}"] == {0: "RUNNING", 1: f"PENDING, {reason}"}
+    assert found[f"19{array}"] == {0: "PENDING, Dependency" if system == "pbs" else "USUSP"}

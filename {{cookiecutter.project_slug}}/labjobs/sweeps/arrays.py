@@ -286,7 +286,8 @@ def _run(
         if asked or not gpu:
             return 128 + asked[0]
         print(f"{job} started: {shlex.join(words)}", flush=True)
-        files.write_record(note, {"bytes": cluster.bytes})
+        slurms = UNITS["M"] * int(os.environ.get("SLURM_MEM_PER_NODE") or 0)
+        files.write_record(note, {"bytes": cluster.bytes or slurms})
         running = Running(attempt, words, place, starter, gpu.env, gpu.files)
     except (OSError, SettingsError) as error:
         return leave(exit_status.FAILED, f"{job} cannot be started: {cause(error)}")

@@ -74,7 +74,9 @@ class View:
             return State("running", f"on {host}")
         if queued := self.queued.get(job.id):
             return State("queued", queued)
-        return self._by_folder(job) if counts else State("pending")
+        state = self._by_folder(job) if counts else State("pending")
+        killed = state.word in ("pending", "interrupted") and (job.path / layout.TASK).exists()
+        return state._replace(about="its task was killed") if killed else state
 
     def of(self, entry: Entry) -> State:
         """Return the state of a job of a grid: where it is halved, that says who trains on."""
