@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache, partial
 from math import ceil
@@ -27,6 +28,7 @@ from labjobs.data import trees
 from labjobs.data.batches import Batches
 from labjobs.data.order import Sampler
 from labjobs.data.workers import is_stream
+from labjobs.errors import JobError, SettingsError
 from labjobs.job import journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Paused
@@ -342,27 +344,71 @@ class Fact(NamedTuple):
 Facts = Mapping[Fact, str]
 
 
-class ShortJob(Job[Any]):
-    """A short job whose `facts` are noted, and which is interrupted at the first of the given
-    moments that it reaches. If `smaller`, batches have at most EXAMPLES; it is noted then whether
-    that makes a difference."""
+class Failure(NamedTuple):
+    """Why a trial ended early, with a trace for a mistake, and where in the student's code."""
 
-    stopped: Moment | None = None
+    error: SettingsError | JobError
+    trace: str
+    place: Place | None
+
+
+class SeenInEvaluation(NamedTuple):
+    """What was seen of a pass over batches: what it changes of the state, whether it used global
+    random numbers, and where: torch's first, in the code that reads the batches, or else there."""
+
+    changes: Finding | None
+    drew: bool
+    place: Place | None
+
+
+NO_TRAINING = Answer(unknown="since job.resume(…) is not called")
+
+
+@dataclass
+class Outcome:
+    """What came out of a trial, as its process sends it back. `stops` are the moments at which it
+    was interrupted, `smaller` says whether batches were smaller than those of the job, `imported`
+    are the student's files that were imported."""
+
+    device: str = "cpu"
+    facts: dict[Fact, str] = field(default_factory=dict)
+    stops: tuple[Moment, ...] = ()
+    spec: dict[str, Any] = field(default_factory=dict)
     resumed_at: Place | None = None
+    smaller: bool = False
+    imported: tuple[str, ...] = ()
+    failure: Failure | None = None
+
+    # What only a job that is looked at sees (watching.py).
+    waits: Answer = NO_TRAINING
+    gradients: Answer = NO_TRAINING
+    measurements: Answer = NO_TRAINING
+    forgotten: Answer = NO_TRAINING  # objects with a state that job.resume() was not given
+    changes: tuple[Finding, ...] = ()  # all that is carried from step to step and not restored
+    unstable: list[Finding] = field(default_factory=list)
+    """Datasets whose examples are not the same when they are read again."""
+    evaluations: list[SeenInEvaluation] = field(default_factory=list)
+    in_background: bool = False
+    clock: Place | None = None  # where a clock is first read
+
+
+class ShortJob(Job[Any]):
+    """A short job whose facts are noted, and which is interrupted at the first of the given moments
+    that it reaches. If `smaller`, batches have at most EXAMPLES."""
 
     def __init__(self, folder: JobFolder[Any], stops: Sequence[Moment], smaller: bool) -> None:
         super().__init__(folder)
-        self._most, self.smaller = EXAMPLES if smaller else sys.maxsize, False
+        self._most = EXAMPLES if smaller else sys.maxsize
         self._length = Length(SimpleNamespace(steps=STEPS))
         self._position = Position(SimpleNamespace(eval_every=str(EVERY)), self._length)
         self._stops = stops
-        self._named: Mapping[str, Part] = {}
-        self.facts: dict[Fact, str] = {}
+        self.outcome = Outcome(self.device.type)
 
-    @property
-    def spec(self) -> dict[str, Any]:
-        """The argument of job.save_spec()."""
-        return self._spec
+    def close(self) -> None:
+        """Note what is known at the end."""
+        super().close()
+        self.outcome.spec = self._spec
+        self.outcome.imported = tuple(filter(None, map(students_file, [*sys.modules.values()])))
 
     def batches(  # type: ignore[override]  # one signature is enough here
         self, part: Dataset[Any] | None, batch_size: int | Sampler, *args: Any, **kwargs: Any
@@ -372,7 +418,7 @@ class ShortJob(Job[Any]):
             first: Sampler = lambda *given: batch_size(*given)[: ceil(BATCHES)]  # noqa: E731
             return super().batches(part, first, *args, **kwargs)
         size = min(batch_size, self._most)
-        self.smaller |= size < batch_size
+        self.outcome.smaller |= size < batch_size
         if part is not None and not is_stream(part):
             every = len(cast(Sized, part))
             count = min(int(BATCHES * size), every)
@@ -382,16 +428,15 @@ class ShortJob(Job[Any]):
 
     def resume(self, **training: Part) -> None:
         """Note the state that training begins with."""
-        self.resumed_at = here()
+        self.outcome.resumed_at = here()
         super().resume(**training)
-        self._named = training
         if not self.step:
             self._note_states(0, Kind.START)
 
     def steps(self, *batches: Any, **examples: Any) -> Iterator[Any]:
         """Note each batch."""
         for batch in super().steps(*batches, **examples):
-            self.facts[Fact(self.step + 1, Kind.BATCH, "batch")] = digest(batch)
+            self.outcome.facts[Fact(self.step + 1, Kind.BATCH, "batch")] = digest(batch)
             yield batch
 
     def end_training(self) -> None:
@@ -401,8 +446,8 @@ class ShortJob(Job[Any]):
         super().end_training()
 
     def _note_states(self, step: int, kind: Kind) -> None:
-        for name, part in self._named.items():
-            self.facts[Fact(step, kind, name)] = digest(part.state_dict())
+        for name, part in self._parts.items():
+            self.outcome.facts[Fact(step, kind, name)] = digest(part.state_dict())
 
     def _first_state(self) -> dict[str, Any]:
         return {}  # the last step of the job of --init-from is far beyond the end of this one
@@ -418,7 +463,7 @@ class ShortJob(Job[Any]):
 
     def _stop(self, now: Moment) -> None:
         if now in self._stops:
-            self.stopped = now
+            self.outcome.stops = (now,)
             raise Paused("for a moment")
 
 

@@ -7,15 +7,14 @@ forked, which costs no import of torch. What a trial prints goes into its folder
 import multiprocessing
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from labjobs import attempt, layout
 from labjobs.checks.facts import (
@@ -23,24 +22,25 @@ from labjobs.checks.facts import (
     STEPS,
     Answer,
     Fact,
+    Failure,
     Finding,
     Kind,
     Moment,
+    Outcome,
     ShortJob,
     attribute_at,
     difference,
     first_difference,
     measured,
-    students_file,
 )
-from labjobs.checks.watching import Seen, Watched
+from labjobs.checks.watching import Watched
 from labjobs.cli.flags import option
 from labjobs.errors import JobError, SettingsError, cause
 from labjobs.job import terminal
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Stopped
 from labjobs.settings import Metric, value_at_start
-from labjobs.sources import Place, reached, unread
+from labjobs.sources import reached, unread
 
 T = TypeVar("T")
 
@@ -59,29 +59,6 @@ RUNTIME = {
     "continue_anyway": False,
 }
 """The runtime flags of a trial that differ from the command's flags."""
-
-
-class Failure(NamedTuple):
-    """Why a trial ended early, with a trace for a mistake, and where in the student's code."""
-
-    error: SettingsError | JobError
-    trace: str
-    place: Place | None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of a trial. `stops` are the moments at which it was interrupted."""
-
-    facts: dict[Fact, str] = field(default_factory=dict)
-    stops: tuple[Moment, ...] = ()
-    seen: Seen = field(default_factory=Seen)
-    spec: dict[str, Any] = field(default_factory=dict)
-    resumed_at: Place | None = None
-    smaller: bool = False  # whether batches were smaller than those of the job
-    device: str = "cpu"
-    imported: tuple[str, ...] = ()  # the student's files that were imported
-    failure: Failure | None = None
 
 
 class Trials:
@@ -122,7 +99,7 @@ class Trials:
         found = _in_process(partial(self._trial, "watched", Watched))
         if found.failure:
             unseen = Answer(unknown=f"since looking at the job failed: {found.failure.error}")
-            return replace(found, seen=Seen(unseen, unseen, unseen, unseen))
+            found.waits = found.gradients = found.measurements = found.forgotten = unseen
         return found
 
     @property
@@ -133,18 +110,10 @@ class Trials:
     def _trial(self, name: str, kind: type[ShortJob], stops: Sequence[Moment] = ()) -> Outcome:
         folder = self._folder_of(name)
         job = kind(folder, stops, self._smaller)
-        failure = self._run(folder, job)
-        return Outcome(
-            job.facts if failure else job.facts | measured(folder.path, folder.metrics),
-            (job.stopped,) if job.stopped else (),
-            seen=job.seen() if isinstance(job, Watched) else Seen(),
-            spec=job.spec,
-            resumed_at=job.resumed_at,
-            smaller=job.smaller,
-            device=job.device.type,
-            imported=tuple(filter(None, map(students_file, [*sys.modules.values()]))),
-            failure=failure,
-        )
+        job.outcome.failure = self._run(folder, job)
+        if not job.outcome.failure:
+            job.outcome.facts |= measured(folder.path, folder.metrics)
+        return job.outcome
 
     def _folder_of(self, name: str) -> JobFolder[Any]:
         """Make the folder of a trial, and write what the process prints into it."""
@@ -215,7 +184,7 @@ def answers(trials: Trials) -> Iterator[tuple[str, Answer]]:
     """Yield each guarantee with its answer."""
     yield "exact resume", _exact_resume(trials)
     yield "the same bits twice", _same_bits(trials)
-    seen = trials.watched.seen
+    seen = trials.watched
     yield "waits for the device", seen.waits
     yield "evaluation", _evaluation(trials)
     yield "gradients", seen.gradients
@@ -245,7 +214,7 @@ def _exact_resume(trials: Trials) -> Answer:
     differ = [fact.name for fact in states if whole.facts[fact] != parts.facts.get(fact)]
     if differ:
         said += f" (not the same at the end: {', '.join(differ)})"
-    seen = trials.watched.seen
+    seen = trials.watched
     missing = Finding(whole.resumed_at, "something is missing in job.resume(…)")
     # The likely cause: data that changes, else what the code carries from step to step.
     place, why = [*seen.unstable, *seen.changes, missing][0]
@@ -254,7 +223,7 @@ def _exact_resume(trials: Trials) -> Answer:
 
 def _same_bits(trials: Trials) -> Answer:
     """Does the same seed give the same bits again?"""
-    seen, whole = trials.watched.seen, trials.whole
+    seen, whole = trials.watched, trials.whole
     found = _before_interruption(trials)
     if found is None or seen.unstable:
         return Answer(tuple(seen.unstable))
@@ -278,8 +247,8 @@ def _before_interruption(trials: Trials) -> Fact | None:
 
 def _evaluation(trials: Trials) -> Answer:
     """Does evaluation leave training alone, and does it give the same result again?"""
-    seen = trials.watched.seen
-    if trials.watched.failure:
+    seen = trials.watched
+    if seen.failure:
         return seen.waits  # why nothing could be looked at
     if seen.in_background:
         return Answer(unknown="since it runs in the background")
@@ -289,7 +258,7 @@ def _evaluation(trials: Trials) -> Answer:
     # What is random in evaluation, in at most one line.
     drew = [each for each in seen.evaluations if each.drew]
     place, drawn = (drew or seen.evaluations)[0].place, ": random numbers are drawn" if drew else ""
-    both = trials.whole.facts, trials.watched.facts
+    both = trials.whole.facts, seen.facts
     logged = ({f: v for f, v in facts.items() if f.kind in LOGGED} for facts in both)
     differs = first_difference(*logged)
     if differs and differs.kind != Kind.TRAINING:

@@ -8,7 +8,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime
 from difflib import get_close_matches
 from linecache import getline
@@ -27,6 +26,7 @@ from labjobs.checks.facts import (
     Carried,
     Finding,
     Moment,
+    SeenInEvaluation,
     ShortJob,
     attribute_at,
     digest,
@@ -264,15 +264,6 @@ def _by_value(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 OTHER_SEED = 2**31 - 1
 
 
-class SeenInEvaluation(NamedTuple):
-    """What was seen of a pass over batches: what it changes of the state, whether it used global
-    random numbers, and where: torch's first, in the code that reads the batches, or else there."""
-
-    changes: Finding | None
-    drew: bool
-    place: Place | None
-
-
 class Evaluation:
     """A pass over batches that evaluates: from now until its `end`."""
 
@@ -314,48 +305,17 @@ REREAD = 8  # examples of a dataset that are read twice
 
 UNSTABLE = "an example is not the same when it is read again; an augmentation may be random"
 
-NO_TRAINING = Answer(unknown="since job.resume(…) is not called")
-
-
-@dataclass
-class Seen:
-    """What was seen of a job."""
-
-    waits: Answer = NO_TRAINING
-    gradients: Answer = NO_TRAINING
-    measurements: Answer = NO_TRAINING
-    forgotten: Answer = NO_TRAINING  # objects with a state that job.resume() was not given
-    changes: tuple[Finding, ...] = ()  # all that is carried from step to step and not restored
-    unstable: list[Finding] = field(default_factory=list)
-    """Datasets whose examples are not the same when they are read again."""
-    evaluations: list[SeenInEvaluation] = field(default_factory=list)
-    in_background: bool = False
-    clock: Place | None = None  # where a clock is first read
-
 
 class Watched(ShortJob):
     """A job that is looked at."""
 
     def __init__(self, folder: JobFolder[Any], stops: Sequence[Moment], smaller: bool) -> None:
         super().__init__(folder, stops, smaller)
-        self._seen = Seen()
         self._datasets: list[Dataset[Any]] = []
         self._waits, self._differences = Waits(self.device), Differences()
         self._gradients: Gradients | None = None
         self._carried: Carried | None = None
         self._measured: dict[str, Place | None] = {}
-
-    def seen(self) -> Seen:
-        """Return what was seen."""
-        seen = self._seen
-        if self._gradients:
-            seen.waits, seen.gradients = self._waits.answer(), self._gradients.answer()
-            seen.measurements = Answer((*self._differences.values(), *self._misspelt()))
-        if self._carried:
-            changes = self._carried.changes
-            seen.forgotten = Answer(tuple(found for kind, found in changes if kind == 0))
-            seen.changes = tuple(found for _, found in changes)
-        return seen
 
     def start(self) -> None:
         """Begin to look at the student's code."""
@@ -363,9 +323,17 @@ class Watched(ShortJob):
         sys.setprofile(self._called)
 
     def close(self) -> None:
-        """Look no more."""
+        """Look no more, and note what was seen."""
         sys.setprofile(None)
         super().close()
+        seen = self.outcome
+        if self._gradients:
+            seen.waits, seen.gradients = self._waits.answer(), self._gradients.answer()
+            seen.measurements = Answer((*self._differences.values(), *self._misspelt()))
+        if self._carried:
+            changes = self._carried.changes
+            seen.forgotten = Answer(tuple(found for kind, found in changes if kind == 0))
+            seen.changes = tuple(found for _, found in changes)
 
     def batches(self, part: Dataset[Any] | None, *args: Any, **kwargs: Any) -> Batches | None:  # type: ignore[override]
         """Read some examples twice, and look at each pass over the batches."""
@@ -386,7 +354,7 @@ class Watched(ShortJob):
 
     def epochs(self) -> Iterator[int]:
         """Note the variables that exist when the loop begins."""
-        self._carried = Carried(self._named, self._datasets)
+        self._carried = Carried(self._parts, self._datasets)
         yield from super().epochs()
 
     def steps(self, *batches: Any, **examples: Any) -> Iterator[Any]:
@@ -420,8 +388,8 @@ class Watched(ShortJob):
             if code and is_students(code.co_filename):
                 at = place(code.co_filename, code.co_firstlineno)
             found = Finding(at, UNSTABLE)
-            if found not in self._seen.unstable:  # one line for all parts
-                self._seen.unstable.append(found)
+            if found not in self.outcome.unstable:  # one line for all parts
+                self.outcome.unstable.append(found)
 
     def _end_steps(self) -> None:
         super()._end_steps()
@@ -432,14 +400,14 @@ class Watched(ShortJob):
     def _evaluation(self) -> Iterator[None]:
         """Look at a pass over batches, unless it is in another thread, or before training."""
         in_background = threading.current_thread() is not threading.main_thread()
-        self._seen.in_background |= in_background
+        self.outcome.in_background |= in_background
         if in_background or not (self._position.evaluating or self._position.over):
             yield
             return
-        evaluation = Evaluation(self._named, self._random, self.device)
+        evaluation = Evaluation(self._parts, self._random, self.device)
         with Operations(evaluation.done):
             yield
-        self._seen.evaluations.append(evaluation.end())
+        self.outcome.evaluations.append(evaluation.end())
 
     def _called(self, frame: FrameType, event: str, called: Any) -> None:
         """Note the first line that reads a clock.
@@ -447,4 +415,4 @@ class Watched(ShortJob):
         Source: docs.python.org/3/library/sys.html#sys.setprofile.
         """
         if event == "c_call" and called in CLOCKS and is_students(frame.f_code.co_filename):
-            self._seen.clock = self._seen.clock or line_of(frame)
+            self.outcome.clock = self.outcome.clock or line_of(frame)

@@ -71,7 +71,7 @@ class Job(Generic[S]):
     _random: GlobalStreams
     _meter: TrainMeter
     _state: TrainingState | None = None
-    _parts: Mapping[str, Part]
+    _parts: Mapping[str, Part] = {}  # what job.resume() was given
     _shared_gradients: SharedGradients | None = None
     _open_stream: Iterator[tuple[Any, int]] | None = None
     _streamed: Batches | None
