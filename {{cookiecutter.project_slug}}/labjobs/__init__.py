@@ -1,6 +1,6 @@
 """The engine of a project's jobs: everything around the training loop.
 
-    settings, launch, attempt    what settings.py says; a job from its command to its exit status
+    settings, launch    what settings.py says; a job from its command to its exit status
     cli           a dataclass of settings as a command line
     evidence      the code that a job's results depend on
     job           a job's identity, folder, journal, evidence and terminal

@@ -6,6 +6,8 @@ import os
 import re
 from collections.abc import Iterable
 
+from labjobs import exit_status
+
 LIMITS = {errno.EMFILE: "ulimit -n", errno.EFBIG: "ulimit -f"}  # what a shell may have set
 FULL = (errno.ENOSPC, errno.EDQUOT)  # numbers of the errors by which a disk is full
 
@@ -13,12 +15,20 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # numbers of the errors by which a disk is 
 class SettingsError(Exception):
     """A setting has an invalid value. Its text is one line: what is wrong and what to do."""
 
+    status = exit_status.WRONG
+
     def __init__(self, text: str) -> None:
         super().__init__(" ".join(text.splitlines()))
 
 
 class JobError(Exception):
     """A job cannot continue. Its text is one line: the cause and what to do."""
+
+
+class Elsewhere(JobError):
+    """Another process is at work on a job."""
+
+    status = exit_status.ELSEWHERE
 
 
 class Diverged(JobError):

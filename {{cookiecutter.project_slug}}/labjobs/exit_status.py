@@ -8,3 +8,8 @@ ELSEWHERE = 4  # running elsewhere
 OTHER_CODE = 5  # finished or begun by other code or data
 SIGNALLED = 128  # plus the number of the signal that interrupted it
 KILLED = SIGNALLED + 9
+
+
+def of(error: BaseException) -> int:
+    """Return the status of a command that an error, or a signal, ends: what its class says."""
+    return int(getattr(error, "status", FAILED))

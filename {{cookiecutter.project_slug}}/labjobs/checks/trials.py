@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from labjobs import attempt, layout
+from labjobs import layout
 from labjobs.checks.facts import (
     LOGGED,
     STEPS,
@@ -41,6 +41,7 @@ from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Stopped
 from labjobs.settings import Metric, value_at_start
 from labjobs.sources import reached, unread
+from labjobs.training.loop import Check, Main
 
 T = TypeVar("T")
 
@@ -67,8 +68,8 @@ class Trials:
     def __init__(
         self,
         job: JobFolder[Any],
-        main: attempt.Main,
-        check: attempt.Check,
+        main: Main,
+        check: Check,
         root: Path,
         smaller: bool,
     ) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Generic, TextIO, TypeVar
 from uuid import uuid4
 
 from labjobs import layout, locks
-from labjobs.errors import JobError, SettingsError
+from labjobs.errors import Elsewhere, JobError, SettingsError
 from labjobs.evidence import fingerprint
 from labjobs.evidence.fingerprint import Fingerprint
 from labjobs.files import CODE, opened, portable, read_record, record, write_record, write_text
@@ -155,12 +155,12 @@ class JobFolder(Generic[S]):
             raise SettingsError(line) from error
 
     def take(self) -> None:
-        """Become the job's owner on this disk; raises JobError if another process is."""
+        """Become the job's owner on this disk; raises Elsewhere if another process is."""
         lock = locks.take(self.path / layout.LOCK)
         if lock is None:
             held = read_record(self.path / layout.LOCK)
             who = f"process {held['pid']} on {held['host']}" if held else "its lock says not where"
-            raise JobError(f"is running already ({who})")
+            raise Elsewhere(f"is running already ({who})")
         self._lock = lock
         self.owner = _owner(lock, self.path)
         self._since_the_last = self.evidence, self.starts_over

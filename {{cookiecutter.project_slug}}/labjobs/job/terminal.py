@@ -17,6 +17,8 @@ from typing import Any, Never
 
 from tqdm import tqdm
 
+from labjobs.exit_status import DONE, SIGNALLED
+
 # How signals end a job: immediately or, while it trains, between two steps, since no checkpoint
 # could hold a half-done step. The signals are Ctrl-C (INT), a closed terminal (HUP), TERM, and
 # USR1 and USR2, with which Slurm and Grid Engine warn that a job is about to end.
@@ -33,13 +35,15 @@ SIGNALS = [
 class Stopped(BaseException):
     """The job stops before its end, to be continued by the same command."""
 
+    status = DONE
+
 
 class Interrupted(Stopped):
     """A signal asked the job to stop."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"by {signal.Signals(number).name}")
-        self.number = number
+        self.number, self.status = number, SIGNALLED + number
 
 
 class Paused(Stopped):

@@ -61,6 +61,10 @@ F = TypeVar("F", bound=compilation.Function)
 Absent = TypeVar("Absent", bound=None)
 Metrics = Mapping[str, float]
 
+Main = Callable[["Job[Any]"], Mapping[str, float]]
+Check = Callable[["Job[Any]"], object]
+"""The functions of a script that do a job, and that say whether it could run."""
+
 NOT_RESUMED = "call job.resume(…) first, with everything that has a state"
 
 
