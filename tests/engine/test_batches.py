@@ -150,7 +150,7 @@ def test_tensors_are_not_copied_unless_their_examples_are_others(kind):
     numbers = torch.arange(101)
     batches = loaders.make(kind(numbers.unfold(0, 11, 10)), CPU, 4)
     assert batches.loader == "resident"
-    (held,) = batches._source._leaves
+    (held,) = batches._leaves
     assert (held.data_ptr() == numbers.data_ptr()) == (kind is not Doubled)
     factor = 2 if kind is Doubled else 1
     read = torch.cat([batch for (batch,) in batches])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from attempts import At
 from labjobs.data import batches as loaders
-from labjobs.data.workers import Place
+from labjobs.data.batches import Place
 from labjobs.errors import JobError, SettingsError
 from labjobs.settings import Span
 from test_resume import assert_continues

@@ -25,9 +25,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, Subset
 
 from labjobs.data import trees
-from labjobs.data.batches import Batches
+from labjobs.data.batches import Batches, is_stream
 from labjobs.data.order import Sampler
-from labjobs.data.workers import is_stream
 from labjobs.errors import JobError, SettingsError
 from labjobs.job import journal
 from labjobs.job.folder import JobFolder

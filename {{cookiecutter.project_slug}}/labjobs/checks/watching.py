@@ -35,9 +35,8 @@ from labjobs.checks.facts import (
     running,
     tensors,
 )
-from labjobs.data.batches import Batches
+from labjobs.data.batches import Batches, is_stream
 from labjobs.data.order import examples_at, underlying
-from labjobs.data.workers import is_stream
 from labjobs.devices import GlobalStreams
 from labjobs.errors import few
 from labjobs.files import CODE

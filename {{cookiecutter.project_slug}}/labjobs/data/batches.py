@@ -7,23 +7,37 @@ of one more dimension, or is what a function of the student's makes of a list of
 A stream, whose examples have no index, comes in its own order.
 """
 
-from collections.abc import Callable, Iterator, Sized
-from contextlib import AbstractContextManager, closing, nullcontext
+import errno
+import os
+import pickle
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from copy import deepcopy
 from functools import partial
-from itertools import count
+from itertools import count, islice
+from multiprocessing.queues import Queue
+from pathlib import Path
 from typing import Any, cast
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from labjobs.data import trees
 from labjobs.data.order import Collate, Order, Sampler, examples_at, tensors, underlying
-from labjobs.data.workers import Place, Stream, Workers, is_stream
-from labjobs.devices import free_memory, runs_ahead
+from labjobs.devices import SideStream, free_memory, in_thread, runs_ahead
 from labjobs.distributed.ranks import ALONE, Rank
-from labjobs.errors import JobError, SettingsError
+from labjobs.errors import JobError, SettingsError, first_line
+from labjobs.job import data_evidence, terminal
+from labjobs.job.data_evidence import Places
 from labjobs.machine import cores
 
 RESIDENT_FRACTION = 0.25  # of the device's free memory, that `auto` lets a dataset take at most
@@ -39,10 +53,10 @@ class Batches:
     examples make up which batch; None for a stream.
     """
 
-    def __init__(self, source: "Resident | Workers | Stream", loader: str) -> None:
-        self._source = source
-        self.order = None if isinstance(source, Stream) else source.order
-        self.loader = loader
+    _readers: "Readers | None" = None
+
+    def __init__(self, order: Order | None, loader: str) -> None:
+        self.order, self.loader = order, loader
         self.check: Callable[[], None] = lambda: None
         """Called before each batch of an evaluation; may raise."""
         self.watch: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -59,17 +73,18 @@ class Batches:
         return len(self.order)
 
     def __iter__(self) -> Iterator[Any]:
-        source = self._source
         with self.watch():
-            for batch in source.once() if isinstance(source, Stream) else source.epoch(0, 0):
+            for batch in self.epoch(0, 0):
                 self.check()
                 yield batch
 
-    def endless(self, epoch: int, batch: int, place: Place) -> Iterator[tuple[Any, int]]:
+    def epoch(self, number: int, done: int) -> Iterator[Any]:
+        """Yield the batches of one epoch but the first `done`; 0 is for evaluation."""
+        raise NotImplementedError
+
+    def endless(self, epoch: int, batch: int, place: "Place") -> Iterator[tuple[Any, int]]:
         """Yield batches without end, with the number of examples in each, starting at a batch of an
         epoch, or at a place in a stream, which is updated."""
-        if isinstance(self._source, Stream):
-            yield from self._source.endless(place)
         for number in count(epoch):
             yield from self.from_position(number, batch)
             batch = 0
@@ -77,14 +92,13 @@ class Batches:
     def from_position(self, epoch: int, batch: int) -> Iterator[tuple[Any, int]]:
         """Yield the batches of an epoch, starting at one of them, with the number of examples in
         each."""
-        source = self._source
-        assert not isinstance(source, Stream)
-        return zip(source.epoch(epoch, batch), source.order.sizes(epoch)[batch:], strict=True)
+        assert self.order
+        return zip(self.epoch(epoch, batch), self.order.sizes(epoch)[batch:], strict=True)
 
     def close(self) -> None:
         """End the reading processes; no thread may still iterate."""
-        if not isinstance(self._source, Resident):
-            self._source.close()
+        if self._readers:
+            self._readers.close()
 
 
 def make(
@@ -115,24 +129,27 @@ def make(
                 "job.batches(…, shuffle=True): a stream comes in its own order; leave shuffle out, "
                 "give a number as the batch size, and shuffle in its __iter__"
             )
-        stream = Stream(dataset, batch_size, device, processes, collate or trees.stacked)
-        return Batches(stream, "workers")
+        return Stream(dataset, batch_size, device, processes, collate or trees.stacked)
     dataset, indices = underlying(dataset)
     if not len(indices):
         raise SettingsError("--dataset: one of its parts has no examples")
     order = Order(indices, batch_size, seed, rank)
     if loader == "resident" or (loader == "auto" and not collate and _fits(dataset, device)):
-        stored = _stored(dataset, device, processes)
-        return Batches(Resident(stored, order, device), "resident")
-    return Batches(Workers(dataset, order, device, processes, collate), "workers")
+        return Resident(_stored(dataset, device, processes), order, device)
+    return Workers(dataset, order, device, processes, collate)
 
 
-class Resident:
+# All examples on the device.
+
+
+class Resident(Batches):
     """Picks batches by index from data on the device: nothing is copied during training."""
 
+    order: Order
+
     def __init__(self, stored: "_Stored", order: Order, device: torch.device) -> None:
-        self.order, self._device = order, device
-        self._stored = stored  # kept alive
+        super().__init__(order, "resident")
+        self._device, self._stored = device, stored  # kept alive
         self._leaves: list[Tensor] = trees.leaves(stored.examples)
         self._bytes = max(1, sum(leaf[:1].nbytes for leaf in self._leaves))
         whole = stored.examples
@@ -190,3 +207,413 @@ def _fits(dataset: Dataset[Any], device: torch.device) -> bool:
     example = examples_at(dataset, torch.tensor([0]))
     size = sum(leaf.nbytes for leaf in trees.leaves(example)) * len(cast(Sized, dataset))
     return bool(size <= RESIDENT_FRACTION * free_memory(device))
+
+
+# Batches that processes read in the background.
+
+
+class Read:
+    """A batch as a DataLoader passes it on, with further information `about` it. Without this
+    class, the DataLoader would turn the tuples in the batch into lists.
+    """
+
+    def __init__(self, batch: Any, about: Any = None) -> None:
+        self.batch, self.about = batch, about
+
+    def pin_memory(self) -> "Read":
+        """Return the batch in pinned memory; the DataLoader asks for it."""
+        return Read(trees.mapped(_pinned, self.batch), self.about)
+
+
+def _pinned(leaf: Any) -> Any:
+    return leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf
+
+
+def _moved(leaf: Any, device: torch.device, ahead: bool) -> Any:
+    return leaf.to(device, non_blocking=ahead) if isinstance(leaf, Tensor) else leaf
+
+
+def _moved_otherwise(leaf: Any, device: torch.device) -> Any:
+    """A value that is not a tensor but contains some, such as a PackedSequence, on the device;
+    texts and the like unchanged. Its contents cannot be handed over to another stream, so the
+    current stream copies it."""
+    return leaf.to(device) if hasattr(leaf, "to") and not isinstance(leaf, Tensor) else leaf
+
+
+class Processes:
+    """Processes that read `dataset[key]` for one key after another, until `close`; without any,
+    this one does."""
+
+    def __init__(self, dataset: Dataset[Read], device: torch.device, processes: int) -> None:
+        self._device, self._copies = device, SideStream(device)
+        self._keys, self._count = _Keys(), processes
+        self._new = partial(
+            DataLoader,
+            dataset,
+            batch_size=None,
+            sampler=self._keys,
+            num_workers=processes,
+            persistent_workers=processes > 0,
+            pin_memory=runs_ahead(device),
+            worker_init_fn=partial(_begin_to_read, data_evidence.of_job()),
+            generator=torch.Generator(),  # so that torch's own stream is left alone
+        )
+        self._loader: DataLoader[Read] | None = None
+        self._read: Iterator[Read] = iter(())
+        self.at: Any = None  # where in its data the next read is; None if not known
+
+    def begin(self, keys: Iterable[Any]) -> None:
+        """Read these keys from now on.
+
+        Processes are started in the main thread or in a new one. In a forked process the thread
+        that forked is the main one. When the process ends, concurrent.futures waits for the threads
+        of its pools; if the main thread is one of them, that is an error, and torch says in the job
+        that a process failed.
+        """
+        self._keys.all = keys
+        started: Future[Iterator[Read]] = Future()
+
+        def start() -> None:
+            try:
+                in_thread(self._device)
+                if self._loader is None:
+                    self._loader = self._new()
+                started.set_result(iter(self._loader))
+            except BaseException as error:
+                started.set_exception(error)
+
+        if threading.current_thread() is threading.main_thread():
+            start()
+        else:
+            threading.Thread(target=start).start()
+        self._read = started.result()
+
+    def next(self) -> Read:
+        """Return what was read for the next key, with the batch on the device; a GPU copies it
+        while it works on the previous batch."""
+        with terminal.waiting() if self._count else nullcontext():
+            read = next(self._read)
+        device = self._device
+        move = partial(_moved, device=device, ahead=runs_ahead(device))
+        with self._copies:
+            copied = trees.mapped(move, read.batch)
+        self._copies.hand_over(trees.tensors(copied))
+        return Read(trees.mapped(partial(_moved_otherwise, device=device), copied), read.about)
+
+    def close(self) -> None:
+        """End the processes.
+
+        Without being told, torch does so when nothing refers to its iterator any more; the
+        traceback of an error may do so until multiprocessing kills the processes.
+        """
+        if end := getattr(self._read, "_shutdown_workers", None):
+            end()
+            for process in self._read._workers:  # type: ignore[attr-defined]
+                process.kill()  # if it hangs; the others have ended
+                process.join(1)
+        self._loader, self._read, self.at = None, iter(()), None
+
+
+class _Keys:
+    """The sampler of a DataLoader whose keys change."""
+
+    all: Iterable[Any] = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.all)
+
+
+def _begin_to_read(job: tuple[Path, Places] | None, _worker: int) -> None:
+    """Record what is read, for the job, and ignore signals. Ctrl-C and Slurm's signals reach all
+    processes of the job, but the job needs this one until the end of a step."""
+    data_evidence.join(job)
+    terminal.handle_signals(signal.SIG_IGN)
+    Queue._on_queue_feeder_error = _unsent  # type: ignore[attr-defined]
+
+
+def _unsent(queue: "Queue[Any]", error: BaseException, sent: tuple[Any, ...]) -> None:
+    """Send an error in place of a batch that could not be sent. Python's own thread for it only
+    prints a trace, and the job would wait for the batch for ever."""
+    said = first_line(error)
+    if "AF_UNIX" in said:
+        line = f"the path of temporary files is too long for a socket: {tempfile.gettempdir()}"
+        line += "; set TMPDIR to a shorter one, such as /tmp"
+    elif "shared memory" in said or os.strerror(errno.ENOSPC) in said:
+        line = "/dev/shm is too small for a batch; enlarge it (docker run --ipc=host or "
+        line += "--shm-size=8g), or give a smaller --batch-size or fewer --workers"
+    else:
+        line = f"a batch cannot be passed from a loader's process ({said}); collate and the "
+        line += "dataset have to return what can be pickled, such as tensors, numbers and texts"
+    failed = ExceptionWrapper((JobError, JobError(line), None), "in a loader's process")
+    queue.put((sent[0], failed, *sent[2:]))
+
+
+class Readers:
+    """Processes that read a dataset: each of several threads at once has its own. They live until
+    `close`, and start again when they are needed."""
+
+    def __init__(self, new: Callable[[], Processes]) -> None:
+        self._new = new
+        self._all: list[Processes] = []
+        self._idle: list[Processes] = []
+        # Also at the end of Python, before multiprocessing kills them, which torch would report.
+        finalize(self, _close, self._all)
+
+    @contextmanager
+    def one(self) -> Iterator[Processes]:
+        """Processes that no other thread uses in the meantime."""
+        try:
+            reader = self._idle.pop()
+        except IndexError:  # also if another thread was faster
+            reader = self._new()
+            self._all.append(reader)
+        try:
+            yield reader
+        finally:
+            self._idle.append(reader)
+
+    def close(self) -> None:
+        """End the processes."""
+        _close(self._all)
+
+
+def _close(readers: list[Processes]) -> None:
+    for reader in readers:
+        reader.close()
+
+
+class Workers(Batches):
+    """Has batches of a dataset read by processes, and copies them to the device."""
+
+    order: Order
+    _readers: Readers
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        order: Order,
+        device: torch.device,
+        processes: int,
+        collate: Collate | None,
+    ) -> None:
+        super().__init__(order, "workers")
+        read = _Whole(dataset, collate)
+        self._readers = Readers(lambda: Processes(read, device, processes))
+
+    def epoch(self, number: int, done: int) -> Iterator[Any]:
+        """Have the batches of an epoch read.
+
+        Towards the end of a shuffled epoch, and while the model is evaluated, the processes already
+        read the next epoch.
+        """
+        with self._readers.one() as reader:
+            if reader.at != (number, done):
+                reader.begin(self._indices(number, done))
+            reader.at = None  # until the epoch has been read to its end
+            for _ in self.order.own_sizes(number)[done:]:
+                yield reader.next().batch
+            reader.at = (number + 1, 0) if self.order.shuffled else None
+
+    def _indices(self, first: int, done: int) -> Iterator[Any]:
+        """Yield one array of indices per batch; for a shuffled order, without end.
+
+        A tensor would go to the reading process through shared memory, which that process would ask
+        for in vain, with a trace, if the job was killed meanwhile.
+        """
+        for number in count(first) if self.order.shuffled else [first]:
+            ends = np.cumsum(self.order.own_sizes(number))
+            yield from np.split(self.order.epoch(number).numpy(), ends[:-1])[done:]
+            done = 0
+
+
+class _Whole(Dataset[Read]):
+    """A dataset that returns whole batches."""
+
+    def __init__(self, dataset: Dataset[Any], collate: Collate | None) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def __getitem__(self, indices: Any) -> Read:
+        return Read(examples_at(self._dataset, torch.from_numpy(indices), self._collate))
+
+
+# Batches of a stream, whose examples come one after another, without an index.
+#
+# A stream is a torch IterableDataset. It may have
+#
+#     state_dict(), load_state_dict(state)  to continue after the last example that it gave; without
+#                                           them, what a job has read is read again, and skipped
+#     set_epoch(number)                     to be told how many times it has been read to its end
+#     num_shards, shard(num_shards, index)  to be read in parts by several processes, as Hugging
+#                                           Face's streams have it
+#
+# Parts take turns batch by batch, and their number does not depend on the machine: the batches are
+# the same with any number of processes.
+
+MOST_PARTS = 8  # parts that a stream is read in, if it has as many shards
+
+States = Sequence[bytes | None]
+"""The state of each part, pickled by the process that reads it; None before its first batch.
+
+They are pickled since tensors would go to the job through shared memory, batch by batch.
+"""
+
+
+def is_stream(dataset: Any) -> bool:
+    """Return whether the examples of a dataset have no index."""
+    return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+
+
+class Place:
+    """How far a job has trained on a stream: up to the last batch that the loop was given."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.parts: list[bytes | None] = []  # the state of each part
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of batches, and the state of each part."""
+        parts = [part and pickle.loads(part) for part in self.parts]
+        return {"batches": self.batches, "parts": parts}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.batches = state["batches"]
+        self.parts = [part and pickle.dumps(part) for part in state["parts"]]
+
+
+class Stream(Batches):
+    """Has batches of a stream read by processes, and copies them to the device."""
+
+    _readers: Readers
+
+    def __init__(
+        self, source: Any, batch_size: int, device: torch.device, processes: int, collate: Collate
+    ) -> None:
+        super().__init__(None, "workers")
+        self._parts = parts = min(getattr(source, "num_shards", 1), MOST_PARTS)
+        # Batch by batch the processes take turns, and so do the parts, whose number is a multiple
+        # of theirs: each part is read by the same process all the time.
+        even = [n for n in range(1, min(parts, processes) + 1) if parts % n == 0]
+        processes = max(even, default=0)
+
+        def new() -> Processes:
+            own = source if processes else deepcopy(source)  # processes have a copy anyway
+            return Processes(_Parts(own, parts, batch_size, collate), device, processes)
+
+        self._readers = Readers(new)
+
+    def epoch(self, number: int = 0, done: int = 0) -> Iterator[Any]:
+        """Yield the batches of one pass."""
+        ended = set[int]()
+        with self._readers.one() as reader:
+            reader.begin(_turns(0, [None] * self._parts, endless=False))
+            for turn in count():
+                read = reader.next()
+                if read.about:
+                    yield read.batch
+                    continue
+                ended.add(turn % self._parts)
+                if len(ended) == self._parts:
+                    return
+
+    def endless(self, epoch: int, batch: int, place: Place) -> Iterator[tuple[Any, int]]:
+        """Yield batches from a place on, pass after pass, with the number of examples in each;
+        `place` is updated. Raises JobError if it is a place in another stream, or not in a
+        stream."""
+        states = place.parts or [None] * self._parts
+        if len(states) != self._parts:
+            raise JobError(
+                f"the stream of training examples has {self._parts} parts, but it had "
+                f"{len(states)} when the job was interrupted; --force starts over"
+            )
+        place.parts = [*states]
+        known = [pickle.loads(state) for state in states if state]
+        skipped = sum(state["read"] for state in known if "source" not in state)
+        began = time.monotonic()
+        with self._readers.one() as reader:
+            reader.begin(_turns(place.batches, states, endless=True))
+            for number in count(1):
+                read = reader.next()
+                if skipped and number == self._parts:  # every part has been opened
+                    seconds = time.monotonic() - began
+                    terminal.log.info(
+                        f"{skipped:,} examples were read again and skipped in {seconds:.1f} s: "
+                        "the stream has no state_dict()"
+                    )
+                # What was read ahead does not count: the place is that of this batch.
+                examples, place.parts[place.batches % self._parts] = read.about
+                place.batches += 1
+                yield read.batch, examples
+
+
+# The parts of a stream, in a process that reads some of them.
+
+
+Turn = tuple[int, tuple[bytes | None, bool] | None]
+"""The number of a batch and, if it is the first of its part, how to open the part: its state, and
+whether it is read without end."""
+
+
+def _turns(begin: int, states: States, endless: bool) -> Iterator[Turn]:
+    for number in count(begin):
+        first = number < begin + len(states)
+        yield number, (states[number % len(states)], endless) if first else None
+
+
+class _Parts(Dataset[Read]):
+    """The parts of a stream; batch by batch they take turns."""
+
+    def __init__(self, source: Any, parts: int, batch_size: int, collate: Collate) -> None:
+        self._source, self._count = source, parts
+        self._initial = pickle.dumps(source.state_dict()) if _has_state(source) else None
+        self._batch_size, self._collate = batch_size, collate
+        self._open: dict[int, tuple[Any, dict[str, Any], bool, Iterator[Any]]] = {}
+
+    def __getitem__(self, turn: Turn) -> Read:
+        """Return the next batch of the part whose turn it is, with its number of examples and the
+        state of the part after it, if there is another pass; nothing if the part has ended."""
+        number, opening = turn
+        index = number % self._count
+        if opening:
+            pickled, endless = opening
+            state = pickle.loads(pickled) if pickled else {"passes": 0, "read": 0}
+            source = self._part(index)
+            self._open[index] = source, state, endless, _examples(source, state, endless)
+        source, state, endless, examples = self._open[index]
+        if not (batch := list(islice(examples, self._batch_size))):
+            return Read(None)
+        if endless and _has_state(source):
+            state["source"] = source.state_dict()
+        return Read(self._collate(batch), (len(batch), pickle.dumps(state) if endless else None))
+
+    def _part(self, index: int) -> Any:
+        """A part before anything was read from it."""
+        if self._count > 1:
+            return self._source.shard(self._count, index)
+        if self._initial:  # the previous pass may have been stopped early
+            self._source.load_state_dict(pickle.loads(self._initial))
+        return self._source
+
+
+def _examples(source: Any, state: dict[str, Any], endless: bool) -> Iterator[Any]:
+    """Yield the examples of a part from where its state is, which is updated."""
+    skipped, within = state["read"], state.pop("source", None)
+    while True:
+        if hasattr(source, "set_epoch"):
+            source.set_epoch(state["passes"])
+        if within is not None:
+            source.load_state_dict(within)
+            skipped, within = 0, None
+        for example in islice(source, skipped, None):
+            state["read"] += 1
+            yield example
+        if not endless:
+            return
+        if not state["read"]:
+            raise JobError("the stream of training examples, or a part of it, is empty")
+        state["passes"] += 1
+        state["read"] = skipped = 0
+
+
+def _has_state(source: Any) -> bool:
+    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")

@@ -72,12 +72,10 @@ def split(
     groups, whole groups are held out, and their number of examples is as near to the fraction as
     the groups allow. Raises SettingsError if one of the two parts would be empty, or lack a label.
     """
-    units = _Units(dataset, labels, groups)
-    random = generator(seed, "split", len(units.sizes))
-    order = torch.randperm(len(units.sizes), generator=random).numpy()
-    wanted = _apportioned(fraction, np.bincount(units.labels, units.sizes, 1), random)
+    units = _Units(dataset, labels, groups, seed, "split")
+    wanted = _apportioned(fraction, np.bincount(units.labels, units.sizes, 1), units.random)
     held_out = np.zeros(len(units.sizes), dtype=bool)
-    for (alike, what), number in zip(units.by_label(order), wanted, strict=True):
+    for (alike, what), number in zip(units.by_label(), wanted, strict=True):
         chosen = nearest(units.sizes[alike], int(number))
         if not 0 < len(chosen) < len(alike):
             raise SettingsError(
@@ -156,11 +154,9 @@ def _folds(
     dataset: Dataset[Any], count: int, seed: int, labels: Values | None, groups: Values | None
 ) -> Ints:
     """The fold of each example (N,), from 0."""
-    units = _Units(dataset, labels, groups)
-    random = generator(seed, "folds", len(units.sizes))
-    order = torch.randperm(len(units.sizes), generator=random).numpy()
+    units = _Units(dataset, labels, groups, seed, "folds")
     folds, totals = np.zeros(len(units.sizes), dtype=int), [0] * count
-    for alike, what in units.by_label(order):
+    for alike, what in units.by_label():
         if len(alike) < count:
             raise SettingsError(f"--dataset: {what} are too few for {count} folds")
         # The largest first, each to the fold with the fewest examples of this label so far; in a
@@ -206,10 +202,17 @@ class _Units:
     """The units that are held out as a whole: groups of examples, or single examples.
 
     `of` (N,) is the unit of each example; `sizes` and `labels` (U,) are the number of each unit's
-    examples, and the number of its label.
+    examples, and the number of its label; `random` are the numbers that order them.
     """
 
-    def __init__(self, dataset: Dataset[Any], labels: Values | None, groups: Values | None) -> None:
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        labels: Values | None,
+        groups: Values | None,
+        seed: int,
+        use: str,
+    ) -> None:
         count = len(cast(Sized, dataset))
         self.of, grouped = np.arange(count), list[Any]()
         label, self._names = np.zeros(count, dtype=int), list[Any]()
@@ -222,9 +225,12 @@ class _Units:
         for unit in self.of[self.labels[self.of] != label]:
             raise SettingsError(f"--dataset: the group {grouped[unit]!r} has several labels")
         self._word = "groups" if grouped else "examples"
+        self.random = generator(seed, use, len(self.sizes))
+        self._order = torch.randperm(len(self.sizes), generator=self.random).numpy()
 
-    def by_label(self, order: Ints) -> Iterator[tuple[Ints, str]]:
-        """Yield the units of each label in this order, and what they are in words."""
+    def by_label(self) -> Iterator[tuple[Ints, str]]:
+        """Yield the units of each label in a random order, and what they are in words."""
+        order = self._order
         ends = np.cumsum(np.bincount(self.labels, minlength=1))[:-1]
         together = order[np.argsort(self.labels[order], kind="stable")]
         for number, alike in enumerate(np.split(together, ends)):

@@ -36,6 +36,25 @@ def leaves(tree: Any) -> list[Any]:
     return found
 
 
+def tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors among the leaves of a tree, in order."""
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def form(tensor: Tensor) -> tuple[Any, ...]:
+    """Return all of a tensor but its values."""
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def alike(found: Sequence[Tensor], kind: Callable[[Tensor], Any] = form) -> list[list[int]]:
+    """Return the places of tensors of one kind each, to work on them together. What torch does with
+    tensors of mixed data types it does one by one."""
+    groups: dict[Any, list[int]] = {}
+    for index, each in enumerate(found):
+        groups.setdefault(kind(each), []).append(index)
+    return [*groups.values()]
+
+
 def filled(tree: Any, new_leaves: Iterable[Any]) -> Any:
     """Return a tree of the same shape with other leaves, in order."""
     new = iter(new_leaves)
@@ -47,13 +66,13 @@ def stacked(examples: Sequence[Any]) -> Any:
 
     Raises TypeError for anything else in an example.
     """
-    return mapped(_stacked, *examples)
 
+    def stack(*values: Any) -> Tensor:
+        if isinstance(values[0], float):
+            return torch.tensor(values)  # in torch's default number format
+        return torch.stack([_tensor(value) for value in values])
 
-def _stacked(*values: Any) -> Tensor:
-    if isinstance(values[0], float):
-        return torch.tensor(values)  # in torch's default number format
-    return torch.stack([_tensor(value) for value in values])
+    return mapped(stack, *examples)
 
 
 def _tensor(value: Any) -> Tensor:

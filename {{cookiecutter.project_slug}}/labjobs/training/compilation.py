@@ -262,7 +262,7 @@ class Prepared:
         kind = "train" if training else "evaluate"
         if not self.compiled and kind in self._usual:
             return None
-        shapes = [tuple(leaf.shape) for leaf in trees.leaves(batch) if isinstance(leaf, Tensor)]
+        shapes = [tuple(each.shape) for each in trees.tensors(batch)]
         usual = self._usual.setdefault(kind, shapes)
         if not self.compiled:  # noted all the same: it may be compiled when the job goes on
             return None

@@ -27,9 +27,8 @@ from torch.utils.data import Dataset
 
 from labjobs import devices, machine
 from labjobs.data import batches as loaders
-from labjobs.data.batches import Batches
+from labjobs.data.batches import Batches, Place
 from labjobs.data.order import Collate, Sampler
-from labjobs.data.workers import Place
 from labjobs.devices import FORMATS, GlobalStreams, Precision
 from labjobs.distributed.collectives import Processes, is_divided, own
 from labjobs.errors import Diverged, JobError, SettingsError, few

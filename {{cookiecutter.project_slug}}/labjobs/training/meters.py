@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from labjobs import devices
+from labjobs.data import trees
 from labjobs.distributed import collectives
 from labjobs.distributed.collectives import Processes
 from labjobs.errors import Diverged, JobError, first_line
@@ -102,12 +103,10 @@ def wide(device: torch.device) -> torch.dtype:
 def totals(tensors: Sequence[Tensor]) -> Iterator[tuple[list[int], Tensor]]:
     """Yield the sums of tensors (N,), of those together that are alike, with their places. Some may
     be on the device and some on the CPU."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for index, each in enumerate(tensors):
-        groups.setdefault((each.shape, each.dtype, each.device), []).append(index)
-    for (shape, _, device), indices in groups.items():
-        stacked, kind = torch.stack([tensors[index] for index in indices]), wide(device)
-        yield indices, stacked.flatten(1).sum(1, dtype=kind) if len(shape) else stacked.to(kind)
+    for indices in trees.alike(tensors):
+        stacked = torch.stack([tensors[index] for index in indices])
+        kind, whole = wide(stacked.device), stacked.ndim == 1
+        yield indices, stacked.to(kind) if whole else stacked.flatten(1).sum(1, dtype=kind)
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """From gradients to weights: Muon, the EMA, parts of a batch, clipping, early stopping."""
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
@@ -80,7 +80,7 @@ class Muon(Optimizer):
             if isinstance(lr, Tensor):
                 kept_of_weights = kept_of_weights.to(weights[0].dtype)
             torch._foreach_mul_(weights, kept_of_weights)
-        for indices in _alike(weights, lambda each: (each.shape, each.dtype, each.device)):
+        for indices in trees.alike(weights):
             rows, columns = len(weights[indices[0]]), weights[indices[0]][0].numel()
             matrices = torch.stack([updates[index].flatten(1) for index in indices])
             size = lr * 0.2 * max(rows, columns) ** 0.5
@@ -148,9 +148,7 @@ def hidden_groups(groups: Groups, model: nn.Module) -> Groups:
         for layer in model.modules()
     ]
     layers = [(layer, weights) for layer, weights in layers if weights]
-    ends = [
-        weights for layer, weights in layers if isinstance(layer, nn.Embedding) or _holds(layer)
-    ]
+    ends = [weights for layer, weights in layers if not _is_layer(layer)]
     ends += [weights for layer, weights in layers[-1:] if layer not in _in_blocks(model)]
     excluded = {id(weight) for weights in ends for weight in weights}
     return [part for group in groups for part in _split(group, excluded)]
@@ -168,9 +166,10 @@ def _in_blocks(model: nn.Module) -> set[nn.Module]:
     return found
 
 
-def _holds(module: nn.Module) -> bool:
-    """Whether a module is no layer, but holds some; torch's attention is one all the same."""
-    return any(module.children()) and not isinstance(module, nn.MultiheadAttention)
+def _is_layer(module: nn.Module) -> bool:
+    return isinstance(module, nn.MultiheadAttention) or not (
+        isinstance(module, nn.Embedding) or any(module.children())
+    )
 
 
 def _split(group: dict[str, Any], excluded: Container[int] = ()) -> Groups:
@@ -186,15 +185,6 @@ def _split(group: dict[str, Any], excluded: Container[int] = ()) -> Groups:
 
 def _gradients(weights: list[Tensor]) -> list[Tensor]:
     return [weight.grad for weight in weights if weight.grad is not None]
-
-
-def _alike(tensors: Sequence[Tensor], kind: Callable[[Tensor], Any]) -> list[list[int]]:
-    """The places of tensors of one kind each. What torch does with tensors of mixed data types it
-    does one by one."""
-    found: dict[Any, list[int]] = {}
-    for index, each in enumerate(tensors):
-        found.setdefault(kind(each), []).append(index)
-    return [*found.values()]
 
 
 # The exponential moving average (EMA) of a model's weights, often better than the last ones.
@@ -260,7 +250,7 @@ def _by_type(
 ) -> list[tuple[list[Tensor], list[Tensor]]]:
     """Pairs of lists of one data type each."""
     ours = [[e if is_divided(e) else e.detach() for e in each] for each in (mine, theirs)]
-    groups = _alike(ours[0], lambda each: each.dtype)
+    groups = trees.alike(ours[0], lambda each: each.dtype)
     return [([ours[0][n] for n in group], [ours[1][n] for n in group]) for group in groups]
 
 
