@@ -4,12 +4,15 @@ bit, and what the code carries from step to step.
 
 import ast
 import hashlib
+import inspect
 import pickle
 import random
 import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache, partial
@@ -62,13 +65,8 @@ class Answer(NamedTuple):
 
 def running() -> list[FrameType]:
     """Return the frames of the student's code that are running, the innermost first."""
-    frames = []
-    frame: FrameType | None = sys._getframe()
-    while frame:
-        if is_students(frame.f_code.co_filename):
-            frames.append(frame)
-        frame = frame.f_back
-    return frames
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe()))
+    return [frame for frame in frames if is_students(frame.f_code.co_filename)]
 
 
 def line_of(frame: FrameType) -> Place:
@@ -86,10 +84,8 @@ def attribute_at(kind: type, name: str) -> Place | None:
     """Return where a class of the student's first assigns `self.<name>` or declares the field, or
     else begins; None for a class of a library or of the engine."""
     for base in filter(_file_of, kind.__mro__):
-        for node in ast.walk(_tree(_file_of(base))):
-            if isinstance(node, ast.ClassDef) and node.name == base.__name__:
-                lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-                return _assigned_at(_file_of(base), name, lines)
+        with suppress(OSError):  # a class that no code defines
+            return _assigned_at(base, name)
     return None
 
 
@@ -103,19 +99,13 @@ def students_file(module: object) -> str:
     return file if file and is_students(file) else ""
 
 
-def _local_at(frame: FrameType, name: str) -> Place:
-    """Where a function first assigns a name; its own first line for an argument."""
-    code = frame.f_code
-    last = max(line for _, _, line in code.co_lines() if line)
-    return _assigned_at(code.co_filename, name, range(code.co_firstlineno, last + 1))
-
-
-def _assigned_at(file: str, name: str, lines: range = range(1, sys.maxsize)) -> Place:
-    """The first of these lines that assigns a variable, or an attribute, of this name; if none
-    does, the first of them all."""
+def _assigned_at(scope: Any, name: str) -> Place:
+    """Where a module, a class or a running function first assigns a variable, or an attribute, of
+    this name; its own first line if nowhere, as for an argument."""
+    file, tree, lines = _source(scope)
     found = (
         node.lineno
-        for node in ast.walk(_tree(file))
+        for node in ast.walk(tree)
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store)
         if name == (node.id if isinstance(node, ast.Name) else node.attr) and node.lineno in lines
     )
@@ -123,8 +113,11 @@ def _assigned_at(file: str, name: str, lines: range = range(1, sys.maxsize)) -> 
 
 
 @cache
-def _tree(file: str) -> ast.Module:
-    return ast.parse(Path(file).read_bytes())
+def _source(scope: Any) -> tuple[str, ast.Module, range]:
+    """The file of a scope, all of its code, and the lines that are the scope's."""
+    file, (lines, first) = inspect.getfile(scope), inspect.getsourcelines(scope)
+    first = max(1, first)  # 0 for a module
+    return file, ast.parse(Path(file).read_bytes()), range(first, first + len(lines))
 
 
 # Nested values as short texts, which are equal where all bits are.
@@ -229,19 +222,17 @@ class Carried:
         """The variables of the functions that run, of the student's modules and objects in them."""
         for frame in self._frames:
             if frame.f_code.co_name != "<module>":
-                yield from _variables_in(frame, frame.f_locals, partial(_local_at, frame))
+                yield from _variables_in(frame, frame.f_locals)
         for module in [*sys.modules.values()]:
-            if file := students_file(module):
-                yield from _variables_in(module, vars(module), partial(_assigned_at, file))
+            if students_file(module):
+                yield from _variables_in(module, vars(module))
         for dataset in self._datasets:
             yield from _attributes(type(dataset).__name__, dataset)
 
 
-def _variables_in(
-    owner: Any, values: Mapping[str, Any], place: Callable[[str], Place]
-) -> Iterator[_Variable]:
+def _variables_in(scope: Any, values: Mapping[str, Any]) -> Iterator[_Variable]:
     for name, value in [*values.items()]:
-        yield _Variable((id(owner), name), name, value, partial(place, name))
+        yield _Variable((id(scope), name), name, value, partial(_assigned_at, scope, name))
         yield from _attributes(name, value)
 
 
@@ -445,8 +436,11 @@ class ShortJob(Job[Any]):
         super().end_training()
 
     def _note_states(self, step: int, kind: Kind) -> None:
-        for name, part in self._parts.items():
-            self.outcome.facts[Fact(step, kind, name)] = digest(part.state_dict())
+        for name, state in self._digests().items():
+            self.outcome.facts[Fact(step, kind, name)] = state
+
+    def _digests(self) -> dict[str, str]:
+        return {name: digest(part.state_dict()) for name, part in self._parts.items()}
 
     def _first_state(self) -> dict[str, Any]:
         return {}  # the last step of the job of --init-from is far beyond the end of this one
@@ -455,7 +449,8 @@ class ShortJob(Job[Any]):
         if not self._position.evaluating:
             self._stop(Moment(self.step))
 
-    def _check_evaluation(self) -> None:
+    def _begin_batch(self, batches: Batches) -> None:
+        self._outputs.batch_of = batches
         in_background = threading.current_thread() is not threading.main_thread()
         if self._position.evaluating and not self._position.over and not in_background:
             self._stop(Moment(self.step, evaluating=True))

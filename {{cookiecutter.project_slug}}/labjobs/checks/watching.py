@@ -263,39 +263,6 @@ def _by_value(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 OTHER_SEED = 2**31 - 1
 
 
-class Evaluation:
-    """A pass over batches that evaluates: from now until its `end`."""
-
-    def __init__(self, parts: Mapping[str, Part], random: GlobalStreams, device: Any) -> None:
-        self._parts, self._random = parts, random
-        self._reading, self._reads = running()[:1], here()
-        self._before = self._states()
-        self._training = random.state_dict()
-        GlobalStreams(OTHER_SEED, device)
-        self._others = digest(random.state_dict())
-        self._drew: Place | None = None
-
-    def end(self) -> SeenInEvaluation:
-        """Let training have its random numbers again; returns what was seen."""
-        drew = digest(self._random.state_dict()) != self._others
-        self._random.load_state_dict(self._training)
-        changed = [name for name, now in self._states().items() if now != self._before[name]]
-        text = f"evaluation changes {', '.join(changed)}; is the model in training mode?"
-        changes = Finding(self._reads, text) if changed else None
-        return SeenInEvaluation(changes, drew, self._drew or self._reads)
-
-    def done(self, func: Any, args: Any, kwargs: dict[str, Any], _result: Any) -> None:
-        """Note the first operation that draws random numbers: the line of the function that reads
-        the batches, or else the innermost one."""
-        seeded = torch.Tag.nondeterministic_seeded in func.tags
-        if seeded and kwargs.get("generator") is None and not self._drew:
-            reading = [frame for frame in running() if frame in self._reading]
-            self._drew = line_of(reading[0]) if reading else here()
-
-    def _states(self) -> dict[str, str]:
-        return {name: digest(part.state_dict()) for name, part in self._parts.items()}
-
-
 # The job.
 
 CLOCKS = (time.time, time.time_ns, time.monotonic, time.perf_counter, datetime.now)
@@ -403,10 +370,28 @@ class Watched(ShortJob):
         if in_background or not (self._position.evaluating or self._position.over):
             yield
             return
-        evaluation = Evaluation(self._parts, self._random, self.device)
-        with Operations(evaluation.done):
+        reading, reads = running()[:1], here()
+        before, training = self._digests(), self._random.state_dict()
+        GlobalStreams(OTHER_SEED, self.device)
+        others, drawn_at = digest(self._random.state_dict()), list[Place]()
+
+        def done(func: Any, args: Any, kwargs: dict[str, Any], _result: Any) -> None:
+            """Note the first operation that draws random numbers: the line of the function that
+            reads the batches, or else the innermost one."""
+            seeded = torch.Tag.nondeterministic_seeded in func.tags
+            if seeded and kwargs.get("generator") is None and not drawn_at:
+                frames = [frame for frame in running() if frame in reading]
+                if at := line_of(frames[0]) if frames else here():
+                    drawn_at.append(at)
+
+        with Operations(done):
             yield
-        self.outcome.evaluations.append(evaluation.end())
+        drew = digest(self._random.state_dict()) != others
+        self._random.load_state_dict(training)
+        changed = [name for name, now in self._digests().items() if now != before[name]]
+        text = f"evaluation changes {', '.join(changed)}; is the model in training mode?"
+        changes = Finding(reads, text) if changed else None
+        self.outcome.evaluations.append(SeenInEvaluation(changes, drew, [*drawn_at, reads][0]))
 
     def _called(self, frame: FrameType, event: str, called: Any) -> None:
         """Note the first line that reads a clock.

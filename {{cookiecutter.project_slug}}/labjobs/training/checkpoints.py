@@ -90,31 +90,22 @@ def save(path: Path, content: dict[str, Any], previous: Path | None = None) -> N
         raise
 
 
-def load(path: Path, device: torch.device) -> dict[str, Any]:
-    """Read what `save` wrote.
+def load(path: Path, device: torch.device, mapped: bool = False) -> dict[str, Any]:
+    """Read what `save` wrote; if `mapped`, the file is not checked, and tensors are read when they
+    are used.
 
     Raises Damaged for a file that is not whole or of another job, JobError for one that holds code.
     """
-    _check_seal(path)
-    content = _opened(path, map_location=device)
-    if content.get("id", own := path.parent.parent.name) != own:
-        raise Damaged(f"{path.name} is of another job")
-    return content
-
-
-def mapped(path: Path) -> dict[str, Any]:
-    """Return what `load` returns, on the CPU; but a tensor is read when it is used. The file is not
-    checked. Raises JobError for one that holds code."""
-    return _opened(path, map_location="cpu", mmap=True)
-
-
-def _opened(path: Path, **how: Any) -> dict[str, Any]:
+    if not mapped:
+        _check_seal(path)
     try:
-        content: dict[str, Any] = torch.load(path, weights_only=True, **how)
+        content: dict[str, Any] = torch.load(path, device, mmap=mapped, weights_only=True)
     except pickle.UnpicklingError as error:
         raise JobError(
             f"{shown(path)} holds more than plain data and was not opened: delete it"
         ) from error
+    if content.get("id", own := path.parent.parent.name) != own:
+        raise Damaged(f"{path.name} is of another job")
     return content
 
 
@@ -283,7 +274,7 @@ class TrainingState:
         if self._shard:
             self._log_held()  # the others wait for process 0 here
             if not self._writes and (path := self._folder / layout.BEST).exists():
-                self.best = mapped(path)
+                self.best = load(path, CPU, mapped=True)
 
     def _log_held(self) -> None:
         """Say in the log how much of the weights and the optimizer's state each process holds."""
@@ -352,8 +343,7 @@ class TrainingState:
         for path in found:
             try:
                 # With --shard process 0 has checked it, and the others need their parts alone.
-                others = self._shard and not self._writes
-                content = mapped(path) if others else load(path, CPU)
+                content = load(path, CPU, mapped=self._shard and not self._writes)
             except Damaged:
                 aside = path.replace(path.with_suffix(".damaged"))
                 log.warning("%s is damaged; it was put aside as %s", path.name, aside.name)

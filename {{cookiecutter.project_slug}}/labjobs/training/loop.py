@@ -1,10 +1,11 @@
 """The job as run.py sees it: everything around a training loop that stays in view.
 
 A loop can be stopped and continued anywhere, while its body stays the student's. `Job` holds the
-parts that do the work: its position and length (progress.py), checkpoints (state.py), numbers
-(meters.py), outputs (outputs.py), what runs in the background (compilation.py). Of a job of several
-processes each has a slice of every batch, the gradients are added up, and what the processes decide
-they decide together; `torchrun --nproc-per-node 4 run.py FLAGS` trains as `python run.py FLAGS`.
+parts that do the work: its position and length (progress.py), checkpoints (checkpoints.py),
+numbers (meters.py), outputs (outputs.py), what runs in the background (compilation.py). Of a job of
+several processes each has a slice of every batch, the gradients are added up, and what the
+processes decide they decide together; `torchrun --nproc-per-node 4 run.py FLAGS` trains as `python
+run.py FLAGS`.
 """
 
 import json
@@ -482,7 +483,7 @@ class Job(Generic[S]):
     def epoch(self) -> int:
         """Completed passes over the training data; 0 for a stream."""
         self._refuse_in_graph("epoch")
-        return int(self._position.epoch)
+        return int(self._length.epochs_in(self._position.step))
 
     @property
     def total_steps(self) -> int | None:
@@ -665,12 +666,9 @@ class Job(Generic[S]):
         self._before_evaluation = self._random.state_dict()
 
     def _begin_batch(self, batches: Batches) -> None:
-        """A batch of an evaluation comes next."""
+        """A batch of an evaluation comes next: a signal may end that, but not once its results are
+        in use."""
         self._outputs.batch_of = batches
-        self._check_evaluation()
-
-    def _check_evaluation(self) -> None:
-        """Let a signal end an evaluation, but not once its results are in use."""
         if not self._logged:
             self._check_signal()
 
@@ -734,7 +732,8 @@ class Job(Generic[S]):
         return Outputs(self._folder.path, self.device, self._processes)
 
     def _now(self) -> dict[str, Any]:
-        return {"step": self._position.step, "epoch": self._position.epoch}
+        step = self._position.step
+        return {"step": step, "epoch": self._length.epochs_in(step)}
 
     def _keep_file(self, name: str, kind: str, fill: Callable[[BinaryIO], object]) -> None:
         kept = outputs.keep_file(self._folder.path, name, f"{self.step:08d}.{kind}", fill)

@@ -180,11 +180,6 @@ class Position(Stateful):
         self.evaluating = self.over = False
 
     @property
-    def epoch(self) -> float:
-        """Passes over the training data so far; 0 for a stream."""
-        return self.length.epochs_in(self.step)
-
-    @property
     def interval_end(self) -> int:
         """The step at whose end the model is evaluated next, or at which the job ends."""
         end, total = self._next_evaluation(), self.length.total
