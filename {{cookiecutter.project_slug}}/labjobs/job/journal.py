@@ -144,19 +144,15 @@ class Reader:
         lines = []
         self._file.seek(self.end)
         while (line := self._file.readline()).endswith(b"\n"):
-            lines.append(self._checked(line))
+            if not self.line:
+                self.start = start_in(line)
+                self._seed = seed_of(self.start.get("journal", ""))
+            lines.append(decoded(line, self._seed))
+            if not self.start or lines[-1].get("line") != self.line + 1:
+                raise Damaged(f"{layout.JOURNAL} is damaged at line {self.line + 1}; {WAY_OUT}")
+            self.line += 1
             self.end += len(line)
         return lines
-
-    def _checked(self, line: bytes) -> dict[str, Any]:
-        if not self.line:
-            self.start = start_in(line)
-            self._seed = seed_of(self.start.get("journal", ""))
-        found = decoded(line, self._seed)
-        if not self.start or found.get("line") != self.line + 1:
-            raise Damaged(f"{layout.JOURNAL} is damaged at line {self.line + 1}; {WAY_OUT}")
-        self.line += 1
-        return found
 
 
 class Journal:

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any, Never
 
@@ -58,7 +58,7 @@ class Interruption:
     def __init__(self) -> None:
         self.asked = 0
         self.ends_waits = True  # False where a signal has to be recorded, whatever is waited for
-        self._held = False
+        self.held = False  # whether signals are only recorded
 
     def listen(self) -> None:
         """From here on a signal raises Interrupted."""
@@ -66,23 +66,13 @@ class Interruption:
 
     def hold(self) -> None:
         """From here on, a signal is only recorded, for `check` to raise Interrupted."""
-        self._held = True
+        self.held = True
         Interruption.holding = self
 
     def release(self) -> None:
         """From here on, a signal raises Interrupted again, a recorded one immediately."""
-        self._held = False
+        self.held = False
         self.check()
-
-    @contextmanager
-    def at_once(self) -> Iterator[None]:
-        """In here a signal raises Interrupted even while they are held."""
-        held, self._held = self._held, False
-        try:
-            self.check()
-            yield
-        finally:
-            self._held = held
 
     def check(self) -> None:
         """Raise Interrupted if a signal has asked for it."""
@@ -94,16 +84,24 @@ class Interruption:
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process at once
         self.asked = number
-        if not self._held:
+        if not self.held:
             raise Interrupted(number)
 
 
-def waiting() -> AbstractContextManager[None]:
-    """Return a context for a wait between steps that may have no end, such as for a batch that
-    another process reads: a signal ends it, since nothing is half done."""
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Wait within for what may never come, such as a batch that another process reads: a signal
+    raises Interrupted at once, since nothing is half done between steps."""
     found, main = Interruption.holding, threading.main_thread()
-    may_end = found and found.ends_waits and threading.current_thread() is main
-    return found.at_once() if found and may_end else nullcontext()
+    if not found or not found.ends_waits or threading.current_thread() is not main:
+        yield
+        return
+    held, found.held = found.held, False
+    try:
+        found.check()
+        yield
+    finally:
+        found.held = held
 
 
 def handle_signals(handler: Any) -> None:

@@ -203,24 +203,16 @@ def _examples(values: Mapping[str, Value]) -> int:
 
 def in_order(parts: list[Arrays]) -> Arrays:
     """Return the columns of several processes as one process would have them, by their PLACES."""
-    order = np.argsort(np.concatenate([part[PLACES] for part in parts]))
-    return {
-        name: _ragged(parts, name, order)
-        if f"{name}{layout.LENGTHS}" in parts[0]
-        else np.concatenate([part[name] for part in parts])[order]
-        for name in parts[0]
-        if name != PLACES
-    }
+    together = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    order = np.argsort(together.pop(PLACES))
 
+    def ordered(name: str) -> NDArray[Any]:
+        if (lengths := together.get(f"{name}{layout.LENGTHS}")) is None:
+            return together[name][order]
+        rows = np.split(together[name], np.cumsum(lengths)[:-1])
+        return np.concatenate([rows[place] for place in order])
 
-def _ragged(parts: list[Arrays], name: str, order: NDArray[Any]) -> NDArray[Any]:
-    """A column with rows of different lengths, one after another."""
-    rows = [
-        row
-        for part in parts
-        for row in np.split(part[name], np.cumsum(part[f"{name}{layout.LENGTHS}"])[:-1])
-    ]
-    return np.concatenate([rows[place] for place in order])
+    return {name: ordered(name) for name in together}
 
 
 # Images, texts, tables and files that a loop logs: plain files, whose names end with the optimizer
