@@ -5,8 +5,8 @@ made of. What answers for jobs imports no torch, so that it answers at once.
     inventory   the project's jobs, on this disk and in the store; `list` and `show`
     staleness   `stale`: which jobs the present code no longer fits; `why`: by which way; `accept`:
                 changes that change no results
-    replay      an attempt that runs again: are the results the same?
-    repeat      `repeat`: jobs once more from their stored code; `audit`: from the present code
+    replay      attempts that run again: `repeat`: from their stored code; `audit`: from the present
+                code
     publish     `publish`: jobs with all that their results rest on, in a folder to give away;
                 `adopt`: such a folder's jobs, taken into this clone of the project
     diff        `diff`: how two jobs, or groups of jobs, differ; `bisect`: which changed

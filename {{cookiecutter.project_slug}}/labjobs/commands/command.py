@@ -125,7 +125,7 @@ COMMANDS = {
         "run jobs again from their stored code, and print whether they give the same bits",
         argument("what", "a job, or a figure, for all its jobs", metavar="JOB|FIGURE", nargs="+")
         | JSON,
-        "repeat.repeat_jobs",
+        "replay.repeat_jobs",
     ),
     "audit": Command(
         "run finished jobs with the present code to their first evaluation, and compare the bits",
@@ -138,7 +138,7 @@ COMMANDS = {
         )
         | number("--seed", "seed of the draw (default: another one each time)")
         | JSON,
-        "repeat.audit_jobs",
+        "replay.audit_jobs",
     ),
     "publish": Command(
         "write jobs into a folder to give away: results, code, versions, and a page about them",

@@ -22,7 +22,7 @@ from labjobs.commands.inventory import Job, Project
 from labjobs.commands.replay import Recorded, curve_points, first_difference
 from labjobs.errors import JobError, SettingsError, cause, few
 from labjobs.files import json_of
-from labjobs.job import attempts, code_evidence, data_evidence, identity
+from labjobs.job import code_evidence, data_evidence, identity
 from labjobs.job.terminal import Interruption, counted
 from labjobs.results import groups, samples, tables
 from labjobs.results.intervals import NEEDED
@@ -30,8 +30,7 @@ from labjobs.results.metrics import Measured, NoResults, Part, declared
 from labjobs.results.style import number
 from labjobs.tracking.mlflow_client import experiment_name
 
-MOST = 20
-"""The largest number of lines of a section."""
+MOST = 20  # the largest number of lines of a section
 
 Row = dict[str, Any]
 """Something that differs, as JSON: its name, what it is on each side, `a` and `b`, and in words."""
@@ -112,16 +111,11 @@ def side(project: Project, given: str) -> Side:
     """Return the finished jobs that `lr=1e-3`, or several such conditions with commas between them,
     selects; or the job or the attempt, `1872aa/1f0a`, that is named. Raises SettingsError."""
     if re.search("[=<>]", given):
-        known = {job.id: (job, path) for job in project.all() if (path := job.latest)}
-        rows: Rows = [
-            {"id": name, "state": attempts.status_of(path), "settings": job.plain}
-            for name, (job, path) in known.items()
-        ]
-        rows = inventory.fulfilling(f"{given},state=finished", rows)
-        if not rows:
+        every = (job for job in project.all() if job.latest)
+        chosen = inventory.fulfilling(f"{given},state=finished", every)
+        if not chosen:
             raise SettingsError(f"{given}: no finished job here has such settings")
-        chosen = (known[row["id"]] for row in rows)
-        return Side(given, [(job, Recorded(path)) for job, path in chosen])
+        return Side(given, [(job, Recorded(job.latest)) for job in chosen if job.latest])
     prefix, _, begins = given.partition("/")
     job = project.one(prefix)
     counts = [job.latest] if job.latest in job.attempts else []
@@ -252,8 +246,7 @@ def _compared(name: str, a: samples.Sample, b: samples.Sample) -> dict[str, Any]
 
 # `bisect`. Mixtures of the two codes, definition by definition, run as far as the curves part.
 
-ENGINE = "labjobs"
-"""The engine, which counts as one definition."""
+ENGINE = "labjobs"  # the engine, which counts as one definition
 
 Texts = dict[str, str]
 """Files by their paths, or the statements of one by what they define."""

@@ -38,8 +38,7 @@ BESIDE = (layout.CACHE, layout.SWEEPS, layout.EXPORTED, *layout.COPIES, "mlflow.
 REMOVED, ADOPTED = ".removed-", ".adopted-"
 """Beginnings of the names of folders that are being removed, or adopted."""
 
-LARGEST = 5
-"""How many jobs are named."""
+LARGEST = 5  # how many jobs are named
 
 
 def print_disk(project: Project, given: argparse.Namespace) -> None:
@@ -162,12 +161,12 @@ def _clutter(project: Project) -> Iterator[Useless]:
         yield Useless(path, "left when a removal was interrupted")
     for path in sorted(project.runs_root.glob(f"{ADOPTED}*")):
         yield Useless(path, "left when adopt was interrupted", [path])
-    busy, shown = False, {job for record in _records() for job in _jobs_of(record)}
+    busy, needed = False, {job for job, _ in _drawn()}
     for job in project.all():
         own = _own(project.runs_root / job.id)
         if any(locks.held(path / layout.LOCK) for path in own):
             busy = True
-        elif own and job.id not in shown and all(map(_measured, own)):
+        elif own and job.id not in needed and all(map(_measured, own)):
             yield Useless(project.runs_root / job.id, "measured for find", own, job)
         else:
             for attempt in own:
@@ -239,9 +238,7 @@ def _needs(project: Project, jobs: Collection[str]) -> Iterator[tuple[str, str]]
         for job, (own, draw) in ((job, every[job]) for job in jobs if job in every):
             if own.script == folder.script and (act := _act(draw, drawn, status)):
                 yield job, f"job {other}, which a search has {act}"
-    for record in _records():
-        for job in sorted({*jobs} & _jobs_of(record)):
-            yield job, shown(record.with_suffix(""))
+    yield from ((job, what) for job, what in _drawn() if job in jobs)
 
 
 def _act(draw: Mapping[str, Any], drawn: Mapping[str, Any], status: str) -> str:
@@ -255,11 +252,9 @@ def _act(draw: Mapping[str, Any], drawn: Mapping[str, Any], status: str) -> str:
     return status if status == "stopped" or (status == "paused" and drawn) else ""
 
 
-def _records() -> list[Path]:
-    """The records of figures and tables."""
-    return sorted(p for name in ("figures", "tables") for p in (PROJECT / name).glob("*.json"))
-
-
-def _jobs_of(record: Path) -> set[str]:
-    """The jobs in a figure or a table."""
-    return {*map(str, read_json(record).get("jobs", []))}
+def _drawn() -> Iterator[tuple[str, str]]:
+    """The jobs in figures and tables, each with the figure or table."""
+    records = (path for name in ("figures", "tables") for path in (PROJECT / name).glob("*.json"))
+    for record in sorted(records):
+        for job in sorted(map(str, read_json(record).get("jobs", []))):
+            yield job, shown(record.with_suffix(""))

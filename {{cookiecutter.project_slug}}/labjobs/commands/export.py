@@ -6,7 +6,6 @@ Source: docs.pytorch.org/docs/stable/user_guide/torch_compiler/export.html.
 
 import importlib
 import io
-import json
 import logging
 import re
 import textwrap
@@ -28,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from labjobs import exit_status, layout
 from labjobs.commands.inventory import Project
 from labjobs.errors import JobError, SettingsError, cause, first_line
-from labjobs.files import PROJECT, json_of, shown
+from labjobs.files import PROJECT, json_of, shown, write_json, write_text
 from labjobs.job import attempts, journal
 from labjobs.job.terminal import Interruption, leave
 from labjobs.sources import fault
@@ -97,9 +96,8 @@ def _export(job: str, runs_root: Path, out: Path) -> None:
         folder = Path(temporary) / out.name
         folder.mkdir()
         _write(folder, loaded.model.eval(), example)
-        (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        readme = _readme(job, make_inputs(example, TRACED))
-        (folder / README).write_text(readme, encoding="utf-8")
+        write_json(folder / ABOUT, about)
+        write_text(folder / README, _readme(job, make_inputs(example, TRACED)))
         folder.rename(out)  # the whole folder, or nothing
 
 

@@ -36,23 +36,17 @@ from labjobs.job.terminal import counted
 from labjobs.results.style import number
 from labjobs.settings import roles
 
-NEEDED = 20.0
-"""The evidence at which a try is decided: 1 / 0.05."""
+NEEDED = 20.0  # the evidence at which a try is decided: 1 / 0.05
 
-MOST = 3
-"""The largest number of definitions or jobs that a line names."""
+MOST = 3  # the largest number of definitions or jobs that a line names
 
 
 @dataclass
 class Try:
     """A line of `tries.jsonl`: what was tried, against which code, and the answer."""
 
-    jobs: list[str]
-    """Those that it was compared with."""
-
-    against: str
-    """The digest of their code."""
-
+    jobs: list[str]  # those that it was compared with
+    against: str  # the digest of their code
     code: str
     flags: list[str]
     metric: str
@@ -158,15 +152,14 @@ def _group(project: Project, given: str) -> tuple[list[Job], str]:
     """The jobs that are meant, which differ in nothing but repeats, and how the name of their
     attempts begins. Raises SettingsError."""
     prefix, _, begins = given.partition("/")
-    jobs = {job.id: job for job in project.all() if job.folder}
+    jobs = [job for job in project.all() if job.folder]
     if re.search("[=<>]", given):
-        rows = [{"id": job.id, "state": "", "settings": job.plain} for job in jobs.values()]
-        chosen, begins = [jobs[row["id"]] for row in inventory.fulfilling(given, rows)], ""
+        chosen, begins = inventory.fulfilling(given, jobs), ""
     else:
         named = project.one(prefix)
         if not named.folder:
             raise SettingsError(f"--against {given}: {named.problem}")
-        chosen = [job for job in jobs.values() if _method(job) == _method(named)]
+        chosen = [job for job in jobs if _method(job) == _method(named)]
     if not chosen:
         raise SettingsError(f"--against {given}: no job here has such settings")
     ways = [dict(_method(job)) for job in chosen]

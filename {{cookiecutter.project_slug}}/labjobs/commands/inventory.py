@@ -39,8 +39,7 @@ from labjobs.tracking.stored_jobs import Known, StoredJob, fresh_value
 
 # What is known of one attempt at a job: its code, when and where it ran, and its results.
 
-RESULTS = ("test_", "best_")
-"""How the metrics begin that a job logs at its end."""
+RESULTS = ("test_", "best_")  # how the metrics begin that a job logs at its end
 
 
 ENDS = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "paused or interrupted"}
@@ -154,8 +153,7 @@ class Job:
     folder: JobFolder[Any] | None = None
     """Its folder according to today's settings; None if they cannot express the job."""
 
-    problem: str = ""
-    """Why there is no such folder."""
+    problem: str = ""  # why there is no such folder
 
     @property
     def words(self) -> str:
@@ -359,12 +357,16 @@ def selected(condition: str, rows: list[dict[str, Any]], flag: str = "") -> list
     return [*filter(fulfils, rows)]
 
 
-def fulfilling(given: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows that fulfil conditions with commas between them: `lr=1e-3,model=mlp`. Raises
-    as `selected` does."""
+def fulfilling(given: str, jobs: Iterable[Job]) -> list[Job]:
+    """Return the jobs that fulfil conditions with commas between them: `lr=1e-3,model=mlp`, where
+    `state` is how the attempt that counts has ended. Raises as `selected` does."""
+    rows: list[dict[str, Any]] = [
+        {"job": job, "state": job.latest and attempts.status_of(job.latest), "settings": job.plain}
+        for job in jobs
+    ]
     for condition in re.split(r",(?=[\w-]+\s*[!<>=])", given):
         rows = selected(condition, rows)
-    return rows
+    return [row["job"] for row in rows]
 
 
 def _rank(by: str, rows: list[dict[str, Any]]) -> Callable[[dict[str, Any]], float]:

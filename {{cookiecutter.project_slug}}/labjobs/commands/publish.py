@@ -31,10 +31,10 @@ from uuid import uuid4
 from zipfile import ZipFile
 
 from labjobs import exit_status, layout, locks
-from labjobs.commands import inventory, repeat
+from labjobs.commands import inventory, replay
 from labjobs.commands.disk import ADOPTED
 from labjobs.commands.inventory import Project
-from labjobs.commands.replay import Recorded, compare_outputs
+from labjobs.commands.replay import Recorded
 from labjobs.errors import JobError, SettingsError, cause, require
 from labjobs.files import PROJECT, read_json, shown, write_json, write_record
 from labjobs.job import attempts, code_evidence, data_evidence, identity, journal
@@ -46,8 +46,7 @@ from labjobs.tracking import costs
 from labjobs.tracking.mlflow_client import experiment_name
 from labjobs.tracking.mlflow_store import user
 
-FILES = "files.json"
-"""The names of all published files of jobs, with their SHA-256."""
+FILES = "files.json"  # the names of all published files of jobs, with their SHA-256
 
 RUNS = "runs"
 
@@ -59,8 +58,7 @@ LOGS = (layout.LOG, layout.OUTPUT, layout.PROFILE, layout.PROFILE_JSON)
 
 WRITTEN = (layout.BEST, layout.OUTCOME, layout.SETTINGS, layout.JOURNAL)
 
-PUBLISHED = (*COPIED, *LOGS, *WRITTEN)
-"""All that may be published of an attempt."""
+PUBLISHED = (*COPIED, *LOGS, *WRITTEN)  # all that may be published of an attempt
 
 PERSONAL = ("host", "gpu", "mlflow.source.git.branch", "mlflow.user")
 """Tags of the journal that name a machine, its GPU, a user or their work."""
@@ -75,7 +73,7 @@ def publish(project: Project, given: argparse.Namespace) -> None:
     out: Path = given.folder
     if out.exists():
         raise SettingsError(f"{out} already exists; name a new folder")
-    every = [_attempt(job, found) for job, found in repeat.named(project, given.what).items()]
+    every = [*map(_attempt, replay.named(project, given.what).values())]
     part = out.with_name(f"{out.name}.{uuid4().hex}.part")
     Interruption().listen()
     try:
@@ -115,14 +113,12 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _attempt(job_id: str, job: inventory.Job | None) -> Path:
+def _attempt(job: inventory.Job) -> Path:
     """The finished attempt that counts. Raises JobError if it has none here."""
     try:
-        if not job or not job.attempts:
-            raise JobError("it has not run in this folder of runs")
-        return repeat.finished(job).path
+        return replay.finished(job).path
     except JobError as error:
-        raise JobError(f"job {job_id} cannot be published: {error}") from None
+        raise JobError(f"job {job.id} cannot be published: {error}") from None
 
 
 def _with_inputs(every: Iterable[Path]) -> Iterator[Recorded]:
@@ -297,7 +293,7 @@ def adopt(project: Project, given: argparse.Namespace) -> int:
     status = inventory.sync(project, given) or status
     if chosen := random.sample(sorted(new), min(given.spot_check, len(new))):
         wanted = argparse.Namespace(what=chosen, seed=None, json=False, command="audit")
-        status = repeat.audit_jobs(project, wanted) or status
+        status = replay.audit_jobs(project, wanted) or status
     return status
 
 
@@ -376,7 +372,7 @@ def _check_attempt(path: Path) -> None:
                 unpacked = sum(each.file_size for each in packed.infolist())
             if unpacked > max(SMALL, UNPACKED * outputs.stat().st_size):
                 raise JobError(f"{outputs.name} holds far more than its size allows")
-        compare_outputs(path, path)
+        replay.compare_outputs(path, path)
     except Exception as error:  # whatever comes of strange records
         raise JobError(f"job {attempt.job} cannot be adopted: {cause(error)}") from error
 

@@ -35,12 +35,8 @@ class Change:
     definition can be named; then `what` says why."""
 
     name: str
-    what: str
-    """changed, new or gone, if it is a definition."""
-
-    stale: bool = True
-    """Whether it makes jobs stale; otherwise, it is why that cannot be told."""
-
+    what: str  # changed, new or gone, if it is a definition
+    stale: bool = True  # whether it makes jobs stale; otherwise, it is why that cannot be told
     jobs: list[str] = field(default_factory=list)
     diffs: list[str] = field(default_factory=list)
     """One diff for each version of the definition with which one of these jobs ran."""
@@ -239,8 +235,7 @@ def _accept(job: JobFolder[Any], because: str, replayed: Mapping[str, str]) -> b
 # `accept --verify` replays jobs with the present code: are the results the same, bit for bit? One
 # of each group that agrees in what has changed and in the settings that this reads.
 
-SHORT = 300.0
-"""Seconds of training up to which a job is replayed to its end, test results included."""
+SHORT = 300.0  # seconds of training up to which a job is replayed to its end, test results included
 
 INDIRECT = {"vars", "getattr", "asdict", "astuple", "fields", "replace", "__dict__"}
 """Words in code that may read any setting."""
