@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -104,16 +104,46 @@ def main(
     return status
 
 
+FINISHED = "finished"
+
+
 @dataclass
 class _Found:
     """The jobs behind figures and tables."""
 
     every: pd.DataFrame  # all jobs with results
     jobs: pd.DataFrame  # those to draw
-    others: pd.DataFrame
-    """The settings of those that were tried besides, and why they are not drawn (`state`)."""
-
     mixed: list[str]  # the ids of those from different code
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """All jobs that were tried, in the order of their ids: their state, settings, results and
+        costs; of those that are not drawn, the state says why."""
+        own = self.jobs.assign(state=self.jobs["diverged"].map({True: "diverged", False: FINISHED}))
+        numbers = [name for name in own if name in own.select_dtypes("number") and name != "ended"]
+        about = ("hardware", "commit", "stale", "unchecked")
+        names = dict.fromkeys(["job_id", "state", *own.attrs["settings"], *numbers, *about])
+        every = [*own.to_dict("records"), *own.attrs[tables.UNFINISHED]]
+        found = [{name: row[name] for name in names if name in row} for row in every]
+        return sorted(found, key=lambda row: str(row["job_id"]))
+
+    def counts(self, shown: pd.DataFrame | None = None, names: Collection[str] = ()) -> str:
+        """Say how many jobs were tried, if not all finished, and how many are not among those that
+        are `shown` because they only confirm; of those alone that agree with these in the settings
+        with some `names`."""
+        same = {} if shown is None else {name: str(shown[name].iloc[0]) for name in names}
+        states = Counter(
+            row["state"]
+            for row in self.rows
+            if all(str(row.get(name, value)) == value for name, value in same.items())
+        )
+        tried, finished = states.total(), states.pop(FINISHED, 0)
+        why = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        said = f" Of {tried} jobs tried, {finished} finished: {why}." * bool(states)
+        hidden = 0 if shown is None else finished + states["diverged"] - len(shown)
+        return (
+            f" Not shown: {counted(hidden, 'job')} with the seeds of confirm." * bool(hidden) + said
+        )
 
 
 class _Pages:
@@ -185,11 +215,9 @@ def _tried(
     declared(jobs)  # no figure can be correct if a metric has two directions
     jobs.attrs[SHOWN] = args.metric
     earlier = wanted.drop(jobs.index).assign(state="diverged with other code or data")
-    unfinished = tables.unfinished(args.experiment, script, only)
-    each = [some.astype(object) for some in (earlier, unfinished) if len(some)]
-    others = pd.concat(each) if each else unfinished
-    jobs.attrs[tables.UNFINISHED] = others.to_dict("records")
-    return _Found(every, jobs, others, _other_code(jobs, args.any_code))
+    others = [earlier, tables.unfinished(args.experiment, script, only)]
+    jobs.attrs[tables.UNFINISHED] = [row for some in others for row in some.to_dict("records")]
+    return _Found(every, jobs, _other_code(jobs, args.any_code))
 
 
 def _of_task(task: str, jobs: pd.DataFrame) -> dict[str, str]:
@@ -222,11 +250,8 @@ def _draw(
             about = _provenance(shown) | {"figure": name, "venue": args.venue}
             figure, caption = {**of_all, **of_one, **of_tasks}[name](shown)
             caption += _about(shown) + _differences(shown, found.mixed)
-            every, others = found.jobs, found.others
-            if task:
-                every, others = (_with_task_of(alike, some) for some in (every, others))
-            hidden = len(every) - len(alike)
-            caption += "" if args.job and name in of_one else _counts(every, others, hidden)
+            if not (args.job and name in of_one):
+                caption += found.counts(alike, groups.with_role(alike, "task") if task else ())
             what = figure, out / stem, caption, about, venue, not args.unchecked, formats
             pages.write(out / stem, (*formats, "tex", "json"), partial(figure_files.save, *what))
 
@@ -238,14 +263,14 @@ def _write(pages: _Pages, found: _Found, printed: Mapping[str, Tabulating]) -> N
     for name, make in printed.items():
         with pages.of(name):
             table, caption = make(jobs)
-            caption += _about(jobs) + _differences(jobs, found.mixed) + _counts(jobs, found.others)
+            caption += _about(jobs) + _differences(jobs, found.mixed) + found.counts()
             about = _provenance(jobs) | {"table": name, "venue": args.venue}
             what = table, out / name, caption, about, style.named(args.venue), not args.unchecked
             if pages.write(out / name, table_files.KINDS, partial(table_files.save, *what)):
                 written[name] = table
     whole = {
         table_files.RESULTS: table_files.macros(written),
-        table_files.JOBS: table_files.as_csv(_rows(jobs, found.others)),
+        table_files.JOBS: table_files.as_csv(found.rows),
     }
     for name, text in whole.items() if written else ():
         path, record = out / name, out / f"{Path(name).stem}.json"
@@ -265,7 +290,7 @@ def _write_page(pages: _Pages, found: _Found) -> None:
     args, jobs = pages.args, found.jobs
     tasks, repeats = groups.with_role(jobs, "task"), groups.repeated(jobs)
     results = [name for name in map(str, jobs) if name.startswith(("best_", "test_"))]
-    rows, settings = _rows(jobs, found.others), [*tasks, *groups.varied(jobs), *repeats]
+    rows, settings = found.rows, [*tasks, *groups.varied(jobs), *repeats]
     differ = [name for name in settings if len({str(row.get(name)) for row in rows}) > 1]
     columns = ["job_id", "state", *differ, *results]
     shown = page.Jobs(columns, [[row.get(name) for name in columns] for row in rows])
@@ -274,23 +299,11 @@ def _write_page(pages: _Pages, found: _Found) -> None:
         points = tables.curves(jobs, shown.curve).groupby("job_id")[["step", "value"]]
         shown.curves = {str(job): [*map(tuple, own.to_numpy().tolist())] for job, own in points}
     path = _folders(args)[0] / PAGE
-    page.write(path, args.experiment, _counts(jobs, found.others).strip(), pages.files, shown)
+    page.write(path, args.experiment, found.counts().strip(), pages.files, shown)
     print(path)
 
 
 PAGE = "page.html"
-
-
-def _rows(jobs: pd.DataFrame, others: pd.DataFrame) -> list[dict[str, Any]]:
-    """All jobs that were tried, in the order of their ids: their state, settings, results and
-    costs."""
-    own = jobs.assign(state=jobs["diverged"].map({True: "diverged", False: "finished"}))
-    numbers = [name for name in own if name in own.select_dtypes("number") and name != "ended"]
-    about = ("hardware", "commit", "stale", "unchecked")
-    names = ["job_id", "state", *jobs.attrs["settings"], *numbers, *about]
-    every = [*own.to_dict("records"), *others.to_dict("records")]
-    found = [{name: row[name] for name in dict.fromkeys(names) if name in row} for row in every]
-    return sorted(found, key=lambda row: str(row["job_id"]))
 
 
 def _stems(names: Iterable[str], tasks: Iterable[str]) -> list[tuple[str, str, str]]:
@@ -409,41 +422,23 @@ def _about(jobs: pd.DataFrame) -> str:
     return f" {text[0].upper()}{text[1:]}." if text else ""
 
 
-def _counts(jobs: pd.DataFrame, others: pd.DataFrame, hidden: int = 0) -> str:
-    """Say how many jobs were tried, if not all finished, and how many are not shown because they
-    only confirm. `others` are the settings of the jobs that have no results, and why (`state`)."""
-    diverged = int(jobs["diverged"].sum())
-    states = Counter({"diverged": diverged}) + Counter(others["state"].tolist())
-    why = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    tried = f" Of {len(jobs) + len(others)} jobs tried, {len(jobs) - diverged} finished: {why}."
-    confirming = f" Not shown: {counted(hidden, 'job')} with the seeds of confirm."
-    return confirming * bool(hidden) + tried * bool(states)
-
-
-def _with_task_of(jobs: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
-    for name in groups.with_role(jobs, "task"):
-        if name in others:
-            others = others[others[name].map(str) == str(jobs[name].iloc[0])]
-    return others
-
-
 def _differences(jobs: pd.DataFrame, mixed: list[str]) -> str:
     """Say in what the finished jobs of a figure differ besides their settings: code, data, kinds of
     devices, and the metric by which their weights were kept. `mixed` are the ids of jobs from
     different code."""
-    said = _on_code(jobs, mixed) + _on_data(jobs)
+    said = _on_code(jobs, mixed)
+    if unknown := int((jobs["unchecked"] != "").sum()):
+        of = f"{unknown} of {counted(len(jobs), 'job')}"
+        said += f" It is not known whether the data of {of} has changed since."
     if devices := _counted(jobs, "hardware", "on"):
         said += f" The jobs ran on different kinds of devices: {devices}."
     if monitors := _counted(jobs, "monitor", "by"):
         said += f" Jobs kept the weights that were best by different metrics: {monitors}."
-    return said + _audited(jobs)
-
-
-def _audited(jobs: pd.DataFrame) -> str:
-    found = [*tables.audits(jobs).values()]
-    same = "all" if {*found} == {"same"} else found.count("same") or "none"
-    of = f"{len(found)} of {counted(len(jobs), 'job')}"
-    return f" Audited: {of}; {same} of these gave the same bits again." if found else ""
+    if audited := [*tables.audits(jobs).values()]:
+        same = "all" if {*audited} == {"same"} else audited.count("same") or "none"
+        of = f"{len(audited)} of {counted(len(jobs), 'job')}"
+        said += f" Audited: {of}; {same} of these gave the same bits again."
+    return said
 
 
 def _on_code(jobs: pd.DataFrame, mixed: list[str]) -> str:
@@ -458,12 +453,6 @@ def _on_code(jobs: pd.DataFrame, mixed: list[str]) -> str:
     which = f": all of {'; '.join(names)}" if few else ""
     are = "is" if other.sum() == 1 else "are"
     return f" {other.sum()} of the {len(jobs)} jobs {are} from different code or data{which}."
-
-
-def _on_data(jobs: pd.DataFrame) -> str:
-    count = int((jobs["unchecked"] != "").sum())
-    of = f"{count} of {counted(len(jobs), 'job')}"
-    return f" It is not known whether the data of {of} has changed since." if count else ""
 
 
 def _counted(jobs: pd.DataFrame, name: str, word: str) -> str:
