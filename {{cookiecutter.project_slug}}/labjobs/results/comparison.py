@@ -38,8 +38,7 @@ class Comparison:
     parts: list[list[str]]
     along: list[str]  # settings that are an axis
     chosen: str  # a sentence about the settings that were chosen; empty if none was
-    among: str = ""
-    """Among how many values they were chosen, `2` or `4–9`."""
+    among: str = ""  # among how many values they were chosen, `2` or `4–9`
 
     @property
     def by(self) -> list[str]:
@@ -203,16 +202,17 @@ def on_tasks(jobs: pd.DataFrame, most: int) -> dict[str, Comparison]:
 
 def apart(reference: str, found: Mapping[str, Difference], metric: Measured) -> str:
     """Return sentences on which settings can be told apart from the first, and how."""
-    kinds: dict[str, list[str]] = {"better": [], "worse": [], "unclear": []}
+    better, worse, unclear = list[str](), list[str](), list[str]()
     for name, each in found.items():
-        better = "better" if metric.sign * each.estimate.mean > 0 else "worse"
-        kinds[better if each.is_certain else "unclear"].append(name)
+        kind = better if metric.sign * each.estimate.mean > 0 else worse
+        (kind if each.is_certain else unclear).append(name)
+    first = f"the first ({reference})"
     words = {
-        "better": f"Better in {metric} than the first ({reference})",
-        "worse": f"Worse in {metric} than the first ({reference})",
-        "unclear": f"Cannot be told apart from the first ({reference}) in {metric}",
+        f"Better in {metric} than {first}": better,
+        f"Worse in {metric} than {first}": worse,
+        f"Cannot be told apart from {first} in {metric}": unclear,
     }
-    parts = [f"{words[kind]}: {_listed(names)}" for kind, names in kinds.items() if names]
+    parts = [f"{said}: {_listed(names)}" for said, names in words.items() if names]
     how = "paired by repeat" if all(each.paired for each in found.values()) else "not all paired"
     return f" {'. '.join(parts)} ({how}; 5% level for all comparisons together)."
 

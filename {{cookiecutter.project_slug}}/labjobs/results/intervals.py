@@ -5,6 +5,7 @@ of seeds and test examples together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,11 +132,9 @@ def fraction_ends(k: Any, n: float) -> tuple[Any, Any]:
 def holm(p: Mapping[str, float]) -> dict[str, float]:
     """Return the probabilities of several comparisons, adjusted so that, if there is no difference
     at all, all of them are at least 0.05 in 95 % of cases: Holm 1979, jstor.org/stable/4615733."""
-    adjusted: dict[str, float] = {}
-    largest = 0.0
-    for rank, name in enumerate(sorted(p, key=lambda name: p[name])):
-        largest = max(largest, min(1.0, (len(p) - rank) * p[name]))
-        adjusted[name] = largest
+    order = sorted(p, key=lambda name: p[name])
+    each = (min(1.0, (len(p) - rank) * p[name]) for rank, name in enumerate(order))
+    adjusted = dict(zip(order, accumulate(each, max), strict=True))
     return {name: adjusted[name] for name in p}
 
 

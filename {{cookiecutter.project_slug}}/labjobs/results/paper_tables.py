@@ -49,8 +49,7 @@ COSTS = {
 }
 """The columns of a table of costs, by metric."""
 
-TOTALS = ("gpu_hours", "cpu_hours", "energy_kwh")
-"""Those that add up over jobs."""
+TOTALS = ("gpu_hours", "cpu_hours", "energy_kwh")  # those that add up over jobs
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,7 @@ class Table:
     """The same in full precision, a row of the .csv for each cell."""
 
     what: str = "Results"  # with which a caption begins: `Test results`
-    about: str = ""
-    """Sentences for the caption: what was measured, chosen and compared."""
+    about: str = ""  # sentences for the caption: what was measured, chosen and compared
 
     def add(self, column: Column, cells: Iterable[Cell]) -> None:
         """Add a column with a cell for each row."""

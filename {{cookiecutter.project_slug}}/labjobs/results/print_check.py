@@ -30,8 +30,7 @@ EXACT = 0.005  # inches by which a page may differ from its size
 INCH = 72  # points of an inch
 SLACK = 0.5  # points by which text may seem to be cut off, since renderers differ a little
 
-WITHOUT_SIZE = "constrained_layout"
-"""The beginning of matplotlib's warning that axes have no size."""
+WITHOUT_SIZE = "constrained_layout"  # the beginning of matplotlib's warning that axes have no size
 
 DPI = 300  # dots per inch at which the figure is drawn for the check
 
@@ -198,7 +197,7 @@ def _smallest(s: str, prop: Any) -> float:
     return min((glyph[1] for glyph in glyphs), default=prop.get_size_in_points())
 
 
-def _short(s: str, most: int = 30) -> str:
+def _short(s: str) -> str:
     """The text in quotes; only its beginning if it is long."""
     line = " ".join(s.split())
-    return f'"{line if len(line) <= most else line[: most - 1] + "…"}"'
+    return f'"{line if len(line) <= 30 else line[:29] + "…"}"'

@@ -35,24 +35,26 @@ class Venue(NamedTuple):
 
 NATURE = "research-figure-guide.nature.com"
 
-_KNOWN = (
-    Venue("icml", 3.25, 6.75, 9, "icml2024.sty"),
-    Venue("neurips", 5.5, 5.5, 9, "neurips_2024.sty"),
-    Venue("iclr", 5.5, 5.5, 9, "iclr2025_conference.sty"),
-    Venue("cvpr", 3.28125, 6.875, 8.875, "cvpr.sty of 2025, which ICCV shares"),
-    Venue("eccv", 4.803, 4.803, 7.598, "llncs.cls 2.23"),
-    Venue("aistats", 3.25, 6.75, inf, "tueplots 0.2.5, aistats2025"),
-    Venue("uai", 3.25, 6.75, inf, "tueplots 0.2.5, uai2023"),
-    Venue("aaai", 3.3125, 7, 9, "aaai25.sty"),
-    Venue("acl", 3.031, 6.299, 9.72, "acl.sty"),
-    Venue("jmlr", 6, 6, 8.5, "jmlr2e.sty"),
-    Venue("tmlr", 6.5, 6.5, 9, "tmlr.sty, which sets CM Bright", font="sans"),
-    Venue("ieee", 3.487, 7.14, 9.63, "IEEEtran.cls: 21 and 43 pica"),
-    Venue("nature", 3.504, 7.205, 6.69, f"{NATURE}: 89 and 183 mm, 5 to 7 pt", 7, 6, 5, "sans"),
-    Venue("plos", 5.2, 7.5, 8.75, "journals.plos.org figures: 2.63 to 7.5 in, 8 to 12 pt"),
-    Venue("elife", 5.626, 7.398, 9.23, "elife.cls 1.5", font="sans"),
-)
-VENUES = {venue.name: venue for venue in _KNOWN}
+VENUES = {
+    venue.name: venue
+    for venue in (
+        Venue("icml", 3.25, 6.75, 9, "icml2024.sty"),
+        Venue("neurips", 5.5, 5.5, 9, "neurips_2024.sty"),
+        Venue("iclr", 5.5, 5.5, 9, "iclr2025_conference.sty"),
+        Venue("cvpr", 3.28125, 6.875, 8.875, "cvpr.sty of 2025, which ICCV shares"),
+        Venue("eccv", 4.803, 4.803, 7.598, "llncs.cls 2.23"),
+        Venue("aistats", 3.25, 6.75, inf, "tueplots 0.2.5, aistats2025"),
+        Venue("uai", 3.25, 6.75, inf, "tueplots 0.2.5, uai2023"),
+        Venue("aaai", 3.3125, 7, 9, "aaai25.sty"),
+        Venue("acl", 3.031, 6.299, 9.72, "acl.sty"),
+        Venue("jmlr", 6, 6, 8.5, "jmlr2e.sty"),
+        Venue("tmlr", 6.5, 6.5, 9, "tmlr.sty, which sets CM Bright", font="sans"),
+        Venue("ieee", 3.487, 7.14, 9.63, "IEEEtran.cls: 21 and 43 pica"),
+        Venue("nature", 3.504, 7.205, 6.69, f"{NATURE}: 89 and 183 mm, 5 to 7 pt", 7, 6, 5, "sans"),
+        Venue("plos", 5.2, 7.5, 8.75, "journals.plos.org figures: 2.63 to 7.5 in, 8 to 12 pt"),
+        Venue("elife", 5.626, 7.398, 9.23, "elife.cls 1.5", font="sans"),
+    )
+}
 """By the names that `plot.py --venue` knows; the first is the default."""
 
 DEFAULT = next(iter(VENUES))

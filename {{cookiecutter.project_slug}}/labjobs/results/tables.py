@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from labjobs import layout
 from labjobs.errors import SettingsError, cause, did_you_mean
-from labjobs.files import read_record
+from labjobs.files import read_json, read_record
 from labjobs.job import runtime
 from labjobs.job.identity import DEFAULT
 from labjobs.results.metrics import DECLARED, Measured, NoResults
@@ -372,10 +372,8 @@ def classes(job: pd.DataFrame, count: int) -> list[str]:
 def sizes(folder: str) -> dict[str, int]:
     """Return the numbers of training, validation and test examples of the job with a folder; none
     if it is not on this machine."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        about = json.loads((stored_jobs.folder_of(folder) / layout.SETTINGS).read_text("utf-8"))
-        return {part: int(count) for part, count in about["examples"].items()}
-    return {}
+    about = read_json(stored_jobs.folder_of(folder) / layout.SETTINGS)
+    return {part: int(count) for part, count in about.get("examples", {}).items()}
 
 
 def audits(jobs: pd.DataFrame) -> dict[str, str]:
