@@ -26,7 +26,7 @@ class JobError(Exception):
 
 
 class Elsewhere(JobError):
-    """Another process is at work on a job."""
+    """Another process is at work on a job. The text says where."""
 
     status = exit_status.ELSEWHERE
 

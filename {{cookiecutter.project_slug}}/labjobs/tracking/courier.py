@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labjobs import exit_status, fork_server, layout, locks
-from labjobs.errors import JobError, cause
+from labjobs.errors import Elsewhere, JobError, cause
 from labjobs.files import CODE, read_record
 from labjobs.job import attempts, code_evidence, journal
 from labjobs.job.journal import Damaged
@@ -30,7 +30,7 @@ from labjobs.job.terminal import leave
 from labjobs.tracking import copies, costs, mlflow_client
 from labjobs.tracking.costs import Meter
 from labjobs.tracking.mlflow_client import prepare, reason
-from labjobs.tracking.mlflow_store import AT_THE_END, Elsewhere, Line, Run
+from labjobs.tracking.mlflow_store import AT_THE_END, Line, Run
 
 if TYPE_CHECKING:
     from labjobs.tracking.stored_jobs import Known
@@ -329,7 +329,7 @@ def sync(runs_root: Path, known: "Known | None" = None) -> int:
                 mlflow_client.client().delete_run(read_record(folder / layout.SENT)["run"])
                 _forget(folder)
                 _send(folder)
-        except (JobError, Elsewhere) as error:
+        except JobError as error:
             leave(exit_status.FAILED, f"job {folder.parent.name} {error}")
         except PermissionError as error:  # the folder of another user
             leave(exit_status.FAILED, f"job {folder.parent.name} cannot be sent: {cause(error)}")

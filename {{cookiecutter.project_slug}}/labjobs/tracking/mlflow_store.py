@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from labjobs import layout
+from labjobs.errors import Elsewhere
 from labjobs.files import CODE, PROJECT, portable
 from labjobs.job import data_evidence, provenance
 from labjobs.job.identity import as_command, as_words, identity
@@ -41,10 +42,6 @@ others."""
 BATCH = 1000  # metrics in a request, the most that MLflow takes (REST API, log-batch)
 BEAT = 20.0  # seconds between two heartbeats
 LEASE = 120.0  # seconds after its last heartbeat for which a run belongs to its owner
-
-
-class Elsewhere(Exception):
-    """The job is trained from another folder, according to this store. Its text says where."""
 
 
 def fresh(status: str, heartbeat: str) -> bool:
