@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
-from faults import Project, curves_in, ended, job_of, one_line, silent, some, succeeded
+from faults import Project, curves_in, ended, job_of, one_line, silent, succeeded
 from labjobs import locks
 from scipy import stats
 
@@ -214,54 +213,6 @@ def test_diff_of_groups_has_intervals_over_seeds(fresh):
     assert said == "jobs.py: lr=5: no finished job here has such settings"
 
 
-@pytest.mark.parametrize("loss", some(["store", "runs", "backup"], "backup"))
-def test_sync_asks_the_store(jobs, loss):
-    """It was lost, someone has deleted runs in it, or it is a backup from before their ends."""
-    assert jobs.lines("sync")[-1] == "2 of 2 jobs sent"  # to the copy
-    if loss == "store":
-        (jobs.project.root / "mlflow.db").unlink()
-    elif loss == "runs":
-        jobs.project.write("UPDATE runs SET lifecycle_stage = 'deleted'")
-    else:
-        jobs.project.write("UPDATE runs SET status = 'RUNNING'")
-        jobs.project.write("DELETE FROM tags WHERE key = 'finished'")
-        jobs.project.write("DELETE FROM metrics")
-    assert jobs.states()[jobs.mlp] == "unsent"
-    assert jobs.lines("sync")[-1] == "2 of 2 jobs sent"
-    assert jobs.states()[jobs.mlp] == "finished"
-    for job in (jobs.mlp, jobs.convnet):
-        assert jobs.project.stored(job) == jobs.project.journalled(job)
-    assert jobs.lines("sync") == ["the tracking store has all"]
-
-
-CHANGES = (
-    "DELETE FROM metrics WHERE rowid = (SELECT rowid FROM metrics ORDER BY random() LIMIT 1)",
-    "UPDATE OR IGNORE metrics SET value = value + 1 WHERE rowid = "
-    "(SELECT rowid FROM metrics ORDER BY random() LIMIT 1)",
-    "INSERT OR IGNORE INTO metrics SELECT key, value, timestamp + 1, run_uuid, step, is_nan "
-    "FROM metrics ORDER BY random() LIMIT 1",
-    "UPDATE latest_metrics SET value = value + 1 WHERE rowid = "
-    "(SELECT rowid FROM latest_metrics ORDER BY random() LIMIT 1)",
-    "DELETE FROM latest_metrics WHERE rowid = "
-    "(SELECT rowid FROM latest_metrics ORDER BY random() LIMIT 1)",
-    "UPDATE params SET value = '7' WHERE key = 'epochs'",
-    "DELETE FROM tags WHERE key = 'metrics'",
-)
-"""What somebody may do to a store, or a broken disk."""
-
-
-@pytest.mark.parametrize("change", some(CHANGES, *CHANGES[:3]))
-def test_sync_compares_the_store_with_the_journals(jobs, change):
-    assert jobs.lines("sync")[-1] == "2 of 2 jobs sent"  # to the copy
-    assert jobs.lines("sync") == ["the tracking store has all"]
-    before = jobs.project.ask(CONTENT)
-    jobs.project.write(change)
-    assert jobs.project.ask(CONTENT) != before
-    assert jobs.lines("sync")[-1] in ("1 of 1 jobs sent", "2 of 2 jobs sent")
-    assert jobs.project.ask(CONTENT) == before
-    assert jobs.lines("sync") == ["the tracking store has all"]
-
-
 def test_sync_leaves_the_run_of_a_job_that_was_continued(fresh):
     """With costs of both processes, a note longer than MLflow keeps, and a zero with a sign."""
     fresh.edit("run.py", "job.log(measured, lr=lr)", "job.log(measured, lr=lr, zero=-0.0)")
@@ -271,36 +222,6 @@ def test_sync_leaves_the_run_of_a_job_that_was_continued(fresh):
     before = fresh.runs(job)
     assert Jobs(fresh, "", "").lines("sync") == ["the tracking store has all"]
     assert fresh.runs(job) == before
-
-
-CONTENT = """
-SELECT tags.value, 'point', metrics.key, step, timestamp, metrics.value FROM metrics
-    JOIN runs USING (run_uuid) JOIN tags USING (run_uuid)
-    WHERE tags.key = 'job_id' AND lifecycle_stage = 'active'
-UNION ALL SELECT tags.value, 'last', latest_metrics.key, 0, 0, latest_metrics.value
-    FROM latest_metrics JOIN runs USING (run_uuid) JOIN tags USING (run_uuid)
-    WHERE tags.key = 'job_id' AND lifecycle_stage = 'active'
-UNION ALL SELECT tags.value, 'param', params.key, 0, 0, params.value FROM params
-    JOIN runs USING (run_uuid) JOIN tags USING (run_uuid)
-    WHERE tags.key = 'job_id' AND lifecycle_stage = 'active'
-UNION ALL SELECT job.value, 'tag', tags.key, 0, 0, tags.value FROM tags
-    JOIN runs USING (run_uuid) JOIN tags AS job USING (run_uuid)
-    WHERE job.key = 'job_id' AND lifecycle_stage = 'active'
-        AND tags.key NOT IN ('heartbeat', 'mlflow.log-model.history')
-ORDER BY 1, 2, 3, 4, 5, 6
-"""
-
-
-@pytest.mark.full
-def test_random_changes_of_the_store_are_undone(jobs, pytestconfig):
-    assert jobs.lines("sync")[-1] == "2 of 2 jobs sent"  # to the copy
-    before, chance = jobs.project.ask(CONTENT), random.Random(0)
-    for _ in range(pytestconfig.getoption("store_changes") // 20):
-        for change in chance.choices(CHANGES, k=20):
-            jobs.project.write(change)
-        jobs.lines("sync")
-        assert jobs.project.ask(CONTENT) == before
-    assert jobs.lines("sync") == ["the tracking store has all"]
 
 
 def test_show_knows_how_an_attempt_ended_whose_outcome_is_lost(jobs):

@@ -16,13 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labjobs import exit_status, fork_server, layout, locks
-from labjobs.errors import Elsewhere, JobError, cause
+from labjobs.errors import Elsewhere, JobError, cause, few
 from labjobs.files import CODE, read_record
 from labjobs.job import attempts, code_evidence, journal
 from labjobs.job.journal import Damaged
@@ -316,8 +316,11 @@ def sync(runs_root: Path, known: "Known | None" = None) -> int:
     def missing(attempt: Path) -> bool:
         return not delivered(attempt) or bool(known and not known.holds(attempt))
 
+    def lacking(attempt: Path) -> Sequence[str]:
+        return known.lacking(attempt, _files_of(attempt)) if known else ()
+
     folders = [file.parent for file in sorted(runs_root.glob(f"*/*/{layout.JOURNAL}"))]
-    left = [folder for folder in folders if missing(folder) or changed(folder)]
+    left = [each for each in folders if missing(each) or changed(each) or lacking(each)]
     left = [folder for folder in left if not locks.held(folder / layout.LOCK)]
     sent = 0
     for folder in left:
@@ -329,6 +332,8 @@ def sync(runs_root: Path, known: "Known | None" = None) -> int:
                 mlflow_client.client().delete_run(read_record(folder / layout.SENT)["run"])
                 _forget(folder)
                 _send(folder)
+            if names := lacking(folder):
+                raise JobError(f"was sent without {few(names, 3)}: the tag `files` says why")
         except JobError as error:
             leave(exit_status.FAILED, f"job {folder.parent.name} {error}")
         except PermissionError as error:  # the folder of another user
@@ -341,6 +346,14 @@ def sync(runs_root: Path, known: "Known | None" = None) -> int:
             print(f"job {folder.parent.name} sent")
     line = f"{sent} of {len(left)} jobs sent" if left else "the tracking store has all"
     return leave(exit_status.DONE if sent == len(left) else exit_status.FAILED, line)
+
+
+def _files_of(folder: Path) -> list[str]:
+    """Return the names that the files of an attempt, which has ended, have in its run."""
+    names = [name for line in journal.lines_of(folder) for name in line.get("files", ())]
+    definitions = code_evidence.definitions(folder)
+    there = [name for name in (*names, *AT_THE_END) if (folder / name).exists()]
+    return [*there, definitions.name] if definitions.exists() else there
 
 
 def _forget(folder: Path) -> None:

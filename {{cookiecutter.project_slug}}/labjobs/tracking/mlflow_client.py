@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from labjobs import locks
 from labjobs.errors import SettingsError
@@ -66,6 +66,12 @@ def sqlite_path() -> Path | None:
     """Return the file of a sqlite store, None for any other kind."""
     path = store_uri().partition("?")[0]
     return Path(unquote(path.removeprefix(SQLITE))) if path.startswith(SQLITE) else None
+
+
+def local_folder(artifacts: str) -> Path | None:
+    """Return the folder in which a run's files are, from their address; None if it is not here."""
+    parts = urlsplit(artifacts)
+    return Path(unquote(parts.path)) if parts.scheme == "file" and not parts.netloc else None
 
 
 def check() -> None:

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from labjobs import layout
 from labjobs.errors import Elsewhere
@@ -157,10 +156,10 @@ class Run:
         """Give the run a second name for a file (a hard link) instead of a copy, since weights can
         be large, and jobs many; it is never changed, only replaced. Returns whether that is
         possible: not if the run's files are on a server or on another disk."""
-        parts = urlsplit(self._artifacts)
-        if parts.scheme != "file" or parts.netloc:
+        folder = mlflow_client.local_folder(self._artifacts)
+        if not folder:
             return False
-        target = Path(unquote(parts.path)) / file.name
+        target = folder / file.name
         part = target.with_name(f".{target.name}")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -219,6 +218,8 @@ class Run:
         self._client.log_batch(self.id, params=params, tags=tags)
         if self.had_ended:
             self._client.update_run(self.id, status="RUNNING")
+        if "files" in run.data.tags:  # what could not be uploaded is tried again
+            self._client.delete_tag(self.id, "files")
 
 
 # What MLflow's own pages show about a run: who ran what, from which commit, in which sweep.

@@ -258,6 +258,19 @@ class Known:
         )
         return counting != Counter(points) or not all(same)
 
+    def lacking(self, attempt: Path, names: Iterable[str]) -> list[str]:
+        """Return which files of an attempt its run lacks. Raises ConnectionError."""
+        sent = str(read_record(attempt / layout.SENT).get("run", ""))
+        if sent not in {run["run_id"] for run in self.runs.get(attempt.parent.name, [])}:
+            return []  # another run stands for it, or `holds` says that there is none
+        if (path := sqlite_path()) and (own := _folder_of_run(path, sent)):
+            return [name for name in names if not (own / name).exists()]
+        with asked() as client:
+            folders = {str(Path(name).parent) for name in names}
+            listed = (client.list_artifacts(sent, folder) for folder in folders)
+            found = {Path(file.path) for own in listed for file in own}
+        return [name for name in names if Path(name) not in found]
+
 
 Point = tuple[str, int, int, str]  # a metric, its step, its time and its value in digits
 
@@ -282,6 +295,12 @@ def _content(run: str, names: Set[str]) -> tuple[Counter[Point], dict[tuple[str,
         for _, name, value in own
     }
     return Counter((*place, repr(_number(value))) for *place, value in points), others
+
+
+def _folder_of_run(path: Path, run: str) -> Path | None:
+    """The folder of a run's files in a sqlite store, if they are on this machine."""
+    ((address,),) = select(path, "SELECT artifact_uri FROM runs WHERE run_uuid = :run", run=run)
+    return mlflow_client.local_folder(address)
 
 
 def evidence(job: JobFolder[Any], run: StoredJob) -> Evidence:
