@@ -96,9 +96,10 @@ if not examples.is_dir():  # in the template, it is a link
 if chosen.is_dir():  # classification is what the template itself has
     about = shutil.ignore_patterns("README.md", ".without")  # the project has a README
     shutil.copytree(chosen, project, dirs_exist_ok=True, ignore=about)
-    without = chosen / ".without"  # names files that the example does without
+    without = chosen / ".without"  # names files and folders that the example does without
     for name in without.read_text("utf-8").split() if without.exists() else ():
-        (project / name).unlink()
+        left_out = project / name
+        shutil.rmtree(left_out) if left_out.is_dir() else left_out.unlink()
     (project / "docs").mkdir(exist_ok=True)
     shutil.copyfile(chosen / "README.md", project / "docs" / "example.md")
 shutil.rmtree(examples)

@@ -148,6 +148,9 @@ def test_a_project_has_the_example_s_files(project, name, template):
         assert file.suffix not in (".py", ".sh") or made.read_bytes() == file.read_bytes()
     assert (project.root / "docs" / "example.md").read_bytes() == about.read_bytes()
     assert (project.root / "README.md").read_bytes() != about.read_bytes()
+    every = (path.relative_to(project.root) for path in project.root.rglob("*") if path.is_file())
+    own = [path for path in every if path.parts[0] not in ("labjobs", ".project-id")]
+    assert len(own) + 1 <= 30  # with the wheel
 
 
 @pytest.mark.parametrize("command", ["ruff check", "ruff format --check"])

@@ -18,6 +18,7 @@ from repository import REPOSITORY, commit
 
 QUESTIONS = json.loads((REPOSITORY / "cookiecutter.json").read_text())
 RENDERED = {".python-version", "CITATION.cff", "README.md", "pyproject.toml"}
+RENDERED |= {"Containerfile", "labjobs.def", ".devcontainer/devcontainer.json"}
 LICENSES = {
     "Apache-2.0": "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30",
     "GPL-3.0-or-later": "3972dc9744f6499f0f9b2dbf76696f2ae7ad8af9b23dde66d6af86c9dfb36986",
@@ -50,6 +51,9 @@ def test_files(make, inner, license):
         assert (project / name).read_bytes() == (inner / name).read_bytes()
     for name in RENDERED | legal:
         assert not re.search("[{][{%#]|[%#}][}]", (project / name).read_text()), name
+    editors = json.loads((project / ".devcontainer" / "devcontainer.json").read_text())
+    built = project / ".devcontainer" / editors["build"]["dockerfile"]
+    assert built.resolve() == project / "Containerfile"
     assert yaml.safe_load((project / "CITATION.cff").read_text()).get("license", "none") == license
     if legal:
         text, wanted = (project / "LICENSE").read_bytes(), LICENSES[license]

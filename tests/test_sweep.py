@@ -473,6 +473,22 @@ def test_what_is_wrong_in_cluster_toml(lab: Lab) -> None:
     assert not (lab.machine / "submitted").exists()
 
 
+def test_an_image_that_is_not_on_the_node(lab: Lab) -> None:
+    """The job does not start; tests/test_containers.py has images that are there."""
+    pretend_slurm(lab)
+    lab.write_grid("--seed 9")
+    toml = '[hyades]\nsystem = "slurm"\ncontainer = "localhost/none"\n'
+    (lab.project.root / "cluster.toml").write_text(toml)
+    silent(lab.sweep("--on", "hyades"))
+    words = (lab.machine / "submitted").read_text().split("\0")
+    (script,) = (word for word in words if word.startswith("--wrap="))
+    node = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0", "SLURMD_NODENAME": "node"}
+    node |= {"SLURM_CPUS_ON_NODE": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    said = one_line(lab.project.do("sh", "-c", script.removeprefix("--wrap="), **node), 1)
+    assert re.match("job .{12} cannot be started: container localhost/none: .*podman", said)
+    assert lab.intervals() == []
+
+
 def test_a_cluster_is_asked_for_what_cluster_toml_says(lab: Lab, tmp_path: Path) -> None:
     """A person's own file adds to the project's, and replaces it."""
     pretend_slurm(lab)

@@ -53,6 +53,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
         (SLURM + 'setup = "module load cuda"', "[hyades] setup: must be a list of strings"),
         (SLURM + "setup = [1]", "[hyades] setup: must be a list of strings"),
         (SLURM + 'runs = "$UNSET/runs"', "[hyades] runs: $UNSET/runs: $UNSET is not set"),
+        (SLURM + 'container = "a.sif"', "[hyades] container: a.sif: there is no such file"),
         (SLURM + "time = 04:00:00", "[hyades] time: must be a string on one line"),
         (SLURM + "ask = 1", "[hyades] ask: must be options by key, such as"),
         (SLURM + 'ask = { gpu = "" }', "[hyades] ask: gpu: no such key; did you mean gpus?"),

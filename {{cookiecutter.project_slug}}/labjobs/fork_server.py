@@ -120,8 +120,10 @@ def start(
     env: Mapping[str, str] | None = None,
     keep: Sequence[int] = (),
     session: bool = False,
+    python: Sequence[str] = (sys.executable,),
 ) -> Process:
-    """Start `python <words>` in a folder; cold, if there is no server or it has ended.
+    """Start `python <words>` in a folder; cold, by the words of `python`, if there is no server or
+    it has ended.
 
     `files` are its input, output and errors. It keeps the files of `keep` open too, and with
     `session` it has a session of its own.
@@ -141,7 +143,7 @@ def start(
             if ends:
                 return Fork(ends[0], ours)
             ours.close()
-    command, (stdin, stdout, stderr) = [sys.executable, *words], files
+    command, (stdin, stdout, stderr) = [*python, *words], files
     return subprocess.Popen(
         command,
         cwd=folder,

@@ -8,19 +8,22 @@ import os
 import platform
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
 from labjobs import files, installation, layout
 from labjobs.commands.inventory import Project
-from labjobs.errors import SettingsError, few
+from labjobs.errors import SettingsError, cause, few
 from labjobs.files import PROJECT
+from labjobs.job import provenance
 from labjobs.job.terminal import WARNINGS, Interruption
-from labjobs.sweeps import arrays, clusters, grid, options, states
+from labjobs.sweeps import arrays, clusters, containers, grid, options, states
 from labjobs.sweeps.clusters import Array, Cluster, expanded
 from labjobs.tracking import mlflow_client, stored_jobs
 
@@ -82,22 +85,27 @@ def _names(data: Path) -> list[str]:
     return os.listdir(data) if data.is_dir() else []
 
 
-def main(folder: Path) -> int:
-    """Tell what works in this task; returns the exit status that puts it back into the queue."""
+def main(folder: Path, *inside: str) -> int:
+    """Tell what works in this task, and `inside` its container; returns the exit status that puts
+    it back into the queue."""
+    about = files.read_json(folder / layout.SUBMITTED)
+    cluster = Cluster(**about["cluster"])
+    if inside:
+        _tell(sys.stdout, cluster, about["data"])
+        return 0
     asked: list[int] = []
     for number in arrays.SIGNALS:
         signal.signal(number, lambda number, _: asked.append(number))
-    about = files.read_json(folder / layout.SUBMITTED)
-    cluster = Cluster(**about["cluster"])
     array, own, node, _ = cluster.batch.this_task()
     with (folder / FOUND).open("a", encoding="utf-8", buffering=1) as found:
         if found.tell():
             print(f"{OK}{AGAIN}", file=found)
             return 0
-        python = f"Python {platform.python_version()} in {sys.prefix}"
-        print(f"{OK}on {node}: {python}, labjobs {installation.version()}", file=found)
-        for what, problem in _needed(cluster, about["data"]):
-            print(f"{NOT}{what}: {problem}" if problem else f"{OK}{what}", file=found)
+        print(f"{OK}on {node}: {_python()}", file=found)
+        if cluster.container:
+            _tell_from_container(found, cluster.container, folder)
+        else:
+            _tell(found, cluster, about["data"])
         runs = PROJECT / expanded(cluster.runs or "runs")
         runs.mkdir(parents=True, exist_ok=True)
         (runs / folder.name).touch()
@@ -107,6 +115,32 @@ def main(folder: Path) -> int:
         warned = asked[:1] and asked[0] in WARNINGS
         print(f"{OK if warned else NOT}{WARNING}it came before the limit", file=found)
     return int(cluster.put_back(array, own, 0)) if cluster.put_back else 0
+
+
+def _tell_from_container(found: TextIO, container: str, folder: Path) -> None:
+    """Tell what works in a container."""
+    try:
+        python = containers.python(containers.digested(container), PROJECT)
+        words = [*python, "-m", "labjobs.commands.cluster", str(folder), "inside"]
+        done = subprocess.run(words, stdout=found, stderr=subprocess.PIPE, text=True)
+        problem = done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
+    except (OSError, SettingsError) as error:
+        problem = cause(error)
+    if problem:
+        print(f"{NOT}{problem}", file=found)
+
+
+def _tell(found: TextIO, cluster: Cluster, names: list[str]) -> None:
+    """Tell what jobs need, each with what is wrong with it."""
+    if image := os.environ.get(provenance.IMAGE):
+        print(f"{OK}in {image}: {_python()}", file=found)
+    for what, problem in _needed(cluster, names):
+        print(f"{NOT}{what}: {problem}" if problem else f"{OK}{what}", file=found, flush=True)
+
+
+def _python() -> str:
+    version = platform.python_version()
+    return f"Python {version} in {sys.prefix}, labjobs {installation.version()}"
 
 
 def _needed(cluster: Cluster, names: list[str]) -> Iterator[tuple[str, str]]:
@@ -127,4 +161,4 @@ def _needed(cluster: Cluster, names: list[str]) -> Iterator[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))

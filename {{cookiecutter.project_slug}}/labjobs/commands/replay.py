@@ -10,7 +10,6 @@ import random
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import zlib
 from collections import Counter
@@ -37,6 +36,7 @@ from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
 from labjobs.job.terminal import Interruption, counted
 from labjobs.privacy import scrub
 from labjobs.results import figure_files
+from labjobs.sweeps import containers
 from labjobs.tracking import copies, costs
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ class Recorded:
     @property
     def conditions(self) -> dict[str, str]:
         """Where it ran, as far as that can change bits."""
-        return {name: self.tag(name) for name in ("device", "gpu", "threads", "precision")}
+        names = ("container", "device", "gpu", "threads", "precision")
+        return {name: self.tag(name) for name in names}
 
     @property
     def versions(self) -> dict[str, str]:
@@ -250,7 +251,8 @@ def run_again(attempt: Recorded, code: Path, flags: Sequence[str], temporary: Pa
         "PROJECT_FOLDER": str(PROJECT),
         "TMPDIR": str(temporary),
     }
-    words = [sys.executable, script, *flags, f"--runs-root={runs}", "--quiet"]
+    python = containers.again(attempt.tag("container"))
+    words = [*python, script, *flags, f"--runs-root={runs}", "--quiet"]
     status, said = run(words, PROJECT, env)
     if status not in (exit_status.DONE, exit_status.NOT_UPLOADED):
         raise JobError(f"it ended with status {status}: {said}")

@@ -24,6 +24,9 @@ FROZEN = ".version.json"  # the file in a copy of the code that says what was co
 
 PACKAGES = ("torch", "torchvision", "mlflow", "numpy")
 
+IMAGE = "CONTAINER_IMAGE"
+"""The variable that names the image of the container in which a job runs, with its digest."""
+
 LARGEST = 1_000_000  # bytes of a new file above which it is left out of the changes
 
 FORM = (
@@ -38,7 +41,8 @@ NAMING = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_O
 
 
 def tags() -> dict[str, str]:
-    """Return commit (`none` outside git), dirtiness, host, template and versions, as tags."""
+    """Return commit (`none` outside git), dirtiness, host, template, versions and the image of the
+    container, if there is one, as tags."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -49,6 +53,7 @@ def tags() -> dict[str, str]:
         "host": platform.node(),
         "template": installation.version(),
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
+        **({"container": os.environ[IMAGE]} if os.environ.get(IMAGE) else {}),
     }
 
 

@@ -5,7 +5,7 @@ grid     the lines of the grid; search: those that draw settings, or stop the wo
 forecast what jobs will take, from what others took; the hours that a sweep may take
 states   what state each job is in; the copy of the code that a sweep runs
 gpus     which job has which GPU
-starter  how a job is started, and the check before
+starter  how a job is started, and the check before; containers: in the images of a cluster's jobs
 messages about a sweep, by a command of the user's
 arrays   jobs on clusters, by Slurm, Grid Engine, PBS or LSF
 """

@@ -235,6 +235,10 @@ def _arrays(folder: Path) -> Iterator[tuple[str, int]]:
 
 SIGNALS = (*WARNINGS, signal.SIGTERM)
 
+AGAIN = 5.0
+"""Seconds between two signals to a job, which may have come before it could handle them; podman
+complains if the job has just ended."""
+
 
 def main(folder: Path, first: int) -> int:
     """Run this task's job; returns the exit status."""
@@ -249,7 +253,7 @@ def main(folder: Path, first: int) -> int:
         processes = max(1, cluster.gpus)
         if not os.environ.get("OMP_NUM_THREADS"):  # jobs may not be confined to their cores
             os.environ["OMP_NUM_THREADS"] = str(max(1, cores // processes))
-        starter = Starter(folder / "code", 1, processes=processes, warm=False)
+        starter = Starter(folder / "code", 1, (), processes, False, cluster.container)
         begun = attempt / layout.SETTINGS
         if begun.exists() and begun.stat().st_mtime_ns > since:  # it has started over already
             words = [word for word in words if word != "--force"]
@@ -291,9 +295,11 @@ def _run(
         running = Running(attempt, words, place, starter, gpu.env, gpu.files)
     except (OSError, SettingsError) as error:
         return leave(exit_status.FAILED, f"{job} cannot be started: {cause(error)}")
+    sent = -AGAIN
     while (status := running.status()) is None:
-        if asked:  # it ignores further ones
+        if asked and time.monotonic() > sent + AGAIN:  # it ignores further ones
             running.send_signal(asked[0])
+            sent = time.monotonic()
         time.sleep(PAUSE)
     print(running.ending(status), flush=True)
     if running.failed_by(status) != "memory":

@@ -50,6 +50,7 @@ class Cluster:
     options: list[str] = field(default_factory=list)
     requeue: bool = True
     setup: list[str] = field(default_factory=list)
+    container: str = ""
     runs: str = ""
     data: str = ""
     node_data: str = ""

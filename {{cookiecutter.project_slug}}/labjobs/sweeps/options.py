@@ -16,6 +16,7 @@ from labjobs.errors import SettingsError, did_you_mean
 from labjobs.files import PROJECT, shown
 from labjobs.settings import setting
 from labjobs.sweeps.clusters import SYSTEMS, WARNING, Cluster, expanded
+from labjobs.sweeps.containers import SIF
 
 HERE = "local"  # for --on
 
@@ -223,6 +224,8 @@ def _wrong(key: str, value: Any, values: Mapping[str, Any]) -> str:
     pattern, wanted = PATTERNS.get(key, (".*", ""))
     if not re.fullmatch(pattern, str(value)):
         return f"{value} must be {wanted}"
+    if key == "container" and value.endswith(SIF) and not (PROJECT / expanded(value)).is_file():
+        return f"{value}: there is no such file"
     if key in ("runs", "data") and (unset := re.search(r"\$(\w+|\{\w+\})", expanded(str(value)))):
         return f"{value}: {unset[0]} is not set"
     system, asked = SYSTEMS[values["system"]], values.get("ask")

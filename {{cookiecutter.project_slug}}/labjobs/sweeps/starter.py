@@ -26,7 +26,7 @@ from labjobs.fork_server import LOST, Process, Server
 from labjobs.job import identity, provenance
 from labjobs.job.terminal import leave
 from labjobs.sources import unread
-from labjobs.sweeps import grid
+from labjobs.sweeps import containers, grid
 from labjobs.sweeps.grid import Entry
 from labjobs.tracking import courier
 from labjobs.tracking.mlflow_client import ENVIRONMENT
@@ -41,7 +41,7 @@ class Starter:
     The cores are divided among the jobs, as threads. Libraries (OpenMP's, OpenBLAS, MKL) set their
     number of threads when they are loaded, before run.py could set it, so it is set in the
     environment. Everything that is started also holds the files of `keep`. Jobs of several
-    `processes` start cold, as all do without `warm`.
+    `processes` start cold, as all do without `warm`, and those that run in a `container`.
     """
 
     def __init__(
@@ -51,8 +51,10 @@ class Starter:
         keep: Sequence[int] = (),
         processes: int = 1,
         warm: bool = True,
+        container: str = "",
     ) -> None:
         self._code, self._keep, self._processes = code, [*keep], processes
+        self._container = container
         self._jobs: Server | None = None
         threads = max(1, machine.cores() // (at_once * processes))
         self._env = os.environ | {
@@ -61,7 +63,7 @@ class Starter:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(threads),
         }
         self._env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # so that a fork can use the GPU
-        if warm:
+        if warm and not container:
             env = ENVIRONMENT | self._env
             self._couriers = fork_server.serve(courier.MODULES, code, env, self._keep)
             if self._couriers:
@@ -72,12 +74,17 @@ class Starter:
     def job(
         self, words: Sequence[str], output: int, env: Mapping[str, str], keep: Sequence[int]
     ) -> Process:
-        """Start a job, which holds the files of `keep`."""
-        command, out = [str(self._code / words[0]), *words[1:]], (output, output)
-        if self._processes == 1:
-            return self._start(self._jobs, command, PROJECT, out, env, keep)
-        several = ["-m", "labjobs.sweeps.gpus", str(self._processes), *command]
-        return self._start(None, several, self._code, out, env, keep)
+        """Start a job, which holds the files of `keep`. Raises OSError, or SettingsError if there
+        is no image for its container."""
+        server, folder = self._jobs, PROJECT
+        command = [str(self._code / words[0]), *words[1:]]
+        if self._processes > 1:
+            server, folder = None, self._code
+            command = ["-m", "labjobs.sweeps.gpus", str(self._processes), *command]
+        python = [sys.executable]
+        if self._container:
+            python = containers.python(containers.digested(self._container), folder)
+        return self._start(server, command, folder, (output, output), env, keep, python)
 
     def check(self, sweep: Path) -> int:
         """Check the jobs of a sweep, as `main` below does; returns its exit status. What it has
@@ -98,12 +105,15 @@ class Starter:
         out: tuple[int, int],
         env: Mapping[str, str] = {},
         keep: Sequence[int] = (),
+        python: Sequence[str] = (sys.executable,),
     ) -> Process:
         """Start `python <words>`."""
         env, keep = {**self._env, **env}, [*self._keep, *keep]
         with open(os.devnull, "rb") as nothing:
             streams = (nothing.fileno(), *out)
-            return fork_server.start(server, words, folder, streams, env=env, keep=keep)
+            return fork_server.start(
+                server, words, folder, streams, env=env, keep=keep, python=python
+            )
 
 
 PAUSE = 0.05  # seconds between two checks of a job
@@ -113,7 +123,7 @@ class Running:
     """A job in its place, such as a GPU, whose locks it holds while it runs. What it prints is kept
     in output.txt in the folder of its attempt; the last line is shown.
 
-    Raises OSError if it cannot be started.
+    Raises OSError, or SettingsError, if it cannot be started.
     """
 
     def __init__(
