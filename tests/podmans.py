@@ -87,7 +87,8 @@ class Podman:
         (project / "pyproject.toml").write_text(text.replace("\n[tool.uv]\n", OVERRIDE))
         subprocess.run([sys.executable, "-m", "uv", "lock", "--quiet"], cwd=project, check=True)
         shown = [f"--volume={path}:{path}:ro" for path in {*known.values()}]
-        self.do("build", *shown, f"--build-arg=BASE={BASE}", f"--tag={IMAGE}", str(project))
+        how = ["--layers=false", f"--build-arg=BASE={BASE}", f"--tag={IMAGE}"]
+        self.do("build", *how, *shown, str(project))
         line = "RUN echo /opt/packages >$(echo /opt/environment/lib/python3*/site-packages)/x.pth"
         self.do("build", f"--tag={IMAGE}", "-", given=f"FROM {IMAGE}\n{line}\n".encode())
 

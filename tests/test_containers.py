@@ -36,6 +36,8 @@ def test_a_job_that_trains(
 ) -> None:
     """It is preempted, with a warning, and goes on: its bits are those of a job that ran in no
     container. It repeats in its image, whatever the image's name is given to, until it is gone."""
+    image = f"{IMAGE}-once"
+    podman.do("build", f"--tag={image}", "-", given=f"FROM {IMAGE}\nLABEL use=once\n".encode())
     here = project.copy(tmp_path / "here")
     write_grid(here.root, "--device cpu --epochs 4 --batch-size 256")
     script = here.root / "run.py"
@@ -43,7 +45,7 @@ def test_a_job_that_trains(
     script.write_text(text.replace("import sys\n", "import os\nimport sys\nimport time\n", 1))
     there = here.copy(tmp_path / "there")
     there.env |= cluster.env | podman.env
-    (there.root / "cluster.toml").write_text(TOML.format(IMAGE))
+    (there.root / "cluster.toml").write_text(TOML.format(image))
     (there.root / "hold").touch()
     silent(here.do("bash", "run.sh", CUDA_VISIBLE_DEVICES="0", GPU_LOCKS=str(tmp_path / "locks")))
     arrays(there.do("bash", "run.sh", "--on", "lab"), 1)
@@ -59,22 +61,23 @@ def test_a_job_that_trains(
     (there.root / "hold").unlink()
     cluster.wait_until_empty()
     output = (there.folder(job) / "output.txt").read_text()
-    assert "interrupted: by SIGUSR1; the same command continues it" in output
+    assert f"job {job} interrupted: by SIGUSR1; the same command continues it" in output
     assert_as_undisturbed(there, job, here, job)
     assert podman.left() == []
-    (digest,) = podman.do("image", "inspect", "--format={{.Id}}", IMAGE).split()
+    (digest,) = podman.do("image", "inspect", "--format={{.Id}}", image).split()
     journal = (there.folder(job) / "metrics.jsonl").read_text()
-    assert f'"container": "{IMAGE}@sha256:{digest}"' in journal
+    assert f'"container": "{image}@sha256:{digest}"' in journal
     assert there.folder(job).stat().st_uid == os.getuid()
 
-    podman.do("tag", BASE, IMAGE)
+    podman.do("tag", BASE, image)
     repeat = ("python", "jobs.py", "repeat", job)
     there.env["CUDA_VISIBLE_DEVICES"] = "0"  # which the job writes down
     assert f"job {job}: same: " in silent(there.do(*repeat)).stdout
     podman.do("rmi", digest)
     lines = there.do(*repeat).stdout.splitlines()
-    missing = f"its image {IMAGE} (sha256:{digest[:12]}) is not on this machine"
+    missing = f"its image {image} (sha256:{digest[:12]}) is not on this machine"
     assert f"job {job}: not repeated: {missing}" in lines
+    podman.do("untag", image)
 
 
 def test_how_jobs_end(project: Project, podman: Podman, cluster: Cluster, tmp_path: Path) -> None:

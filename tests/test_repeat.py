@@ -69,6 +69,16 @@ def jobs(made, tmp_path):
     return Jobs(made.project.clone(tmp_path / "project"), tmp_path / "temporary", *made.ids)
 
 
+def test_a_job_whose_image_is_missing(jobs):
+    """tests/test_containers.py repeats one whose image is there."""
+    image = f"localhost/none@sha256:{'0' * 64}"
+    ran = succeeded(jobs.project.run(*SHORT, "--seed", "2", LABJOBS_IMAGE=image))
+    missing = f"its image localhost/none (sha256:{'0' * 12}) is not on this machine"
+    assert jobs.repeated(1, job_of(ran))[job_of(ran)]["said"] == missing
+    said = silent(jobs.project.do("python", "jobs.py", "diff", jobs.ids[0], job_of(ran))).stdout
+    assert f"  container   | {image}\n" in said
+
+
 PACKAGE = """
 import ctypes
 

@@ -90,22 +90,21 @@ def main(folder: Path, *inside: str) -> int:
     it back into the queue."""
     about = files.read_json(folder / layout.SUBMITTED)
     cluster = Cluster(**about["cluster"])
+    array, own, node, _ = cluster.batch.this_task()
     if inside:
-        _tell(sys.stdout, cluster, about["data"])
+        _tell(f"in {os.environ[provenance.IMAGE]}", cluster, about["data"], sys.stdout)
         return 0
     asked: list[int] = []
     for number in arrays.SIGNALS:
         signal.signal(number, lambda number, _: asked.append(number))
-    array, own, node, _ = cluster.batch.this_task()
     with (folder / FOUND).open("a", encoding="utf-8", buffering=1) as found:
         if found.tell():
             print(f"{OK}{AGAIN}", file=found)
             return 0
-        print(f"{OK}on {node}: {_python()}", file=found)
         if cluster.container:
-            _tell_from_container(found, cluster.container, folder)
+            _tell_from_container(cluster.container, folder, found)
         else:
-            _tell(found, cluster, about["data"])
+            _tell(f"on {node}", cluster, about["data"], found)
         runs = PROJECT / expanded(cluster.runs or "runs")
         runs.mkdir(parents=True, exist_ok=True)
         (runs / folder.name).touch()
@@ -117,30 +116,24 @@ def main(folder: Path, *inside: str) -> int:
     return int(cluster.put_back(array, own, 0)) if cluster.put_back else 0
 
 
-def _tell_from_container(found: TextIO, container: str, folder: Path) -> None:
+def _tell_from_container(container: str, folder: Path, found: TextIO) -> None:
     """Tell what works in a container."""
     try:
         python = containers.python(containers.digested(container), PROJECT)
         words = [*python, "-m", "labjobs.commands.cluster", str(folder), "inside"]
         done = subprocess.run(words, stdout=found, stderr=subprocess.PIPE, text=True)
-        problem = done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
+        if done.returncode:
+            print(NOT + done.stderr.strip().rpartition("\n")[2], file=found)
     except (OSError, SettingsError) as error:
-        problem = cause(error)
-    if problem:
-        print(f"{NOT}{problem}", file=found)
+        print(f"{NOT}{cause(error)}", file=found)
 
 
-def _tell(found: TextIO, cluster: Cluster, names: list[str]) -> None:
-    """Tell what jobs need, each with what is wrong with it."""
-    if image := os.environ.get(provenance.IMAGE):
-        print(f"{OK}in {image}: {_python()}", file=found)
+def _tell(where: str, cluster: Cluster, names: list[str], found: TextIO) -> None:
+    """Tell what jobs have and need there, each with what is wrong with it."""
+    python = f"Python {platform.python_version()} in {sys.prefix}"
+    print(f"{OK}{where}: {python}, labjobs {installation.version()}", file=found)
     for what, problem in _needed(cluster, names):
         print(f"{NOT}{what}: {problem}" if problem else f"{OK}{what}", file=found, flush=True)
-
-
-def _python() -> str:
-    version = platform.python_version()
-    return f"Python {version} in {sys.prefix}, labjobs {installation.version()}"
 
 
 def _needed(cluster: Cluster, names: list[str]) -> Iterator[tuple[str, str]]:

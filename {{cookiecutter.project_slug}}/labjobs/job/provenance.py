@@ -24,7 +24,7 @@ FROZEN = ".version.json"  # the file in a copy of the code that says what was co
 
 PACKAGES = ("torch", "torchvision", "mlflow", "numpy")
 
-IMAGE = "CONTAINER_IMAGE"
+IMAGE = "LABJOBS_IMAGE"
 """The variable that names the image of the container in which a job runs, with its digest."""
 
 LARGEST = 1_000_000  # bytes of a new file above which it is left out of the changes

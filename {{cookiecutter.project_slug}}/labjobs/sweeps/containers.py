@@ -9,6 +9,7 @@ github.com/cncf-tags/container-device-interface, for GPUs.
 """
 
 import hashlib
+import json
 import os
 import sys
 import tempfile
@@ -29,8 +30,11 @@ SYSTEM = {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32"}
 SYSTEM |= {"opt", "proc", "root", "run", "sbin", "sys", "usr", "var"}
 """Folders at the root that an image has of its own; others, such as /home, are the machine's."""
 
-PACKAGES = ("PYTHONPATH=", "PYTHONHOME=", "LD_LIBRARY_PATH=", "PYTHONNOUSERSITE=1")
-"""Without the machine's own packages and libraries."""
+PACKAGES = ("PYTHONPATH=", "PYTHONHOME=", "PYTHONNOUSERSITE=1")
+"""What keeps the machine's own packages out."""
+
+USUAL = ("PATH=/usr/local/bin:/usr/bin:/bin", "LD_LIBRARY_PATH=")
+"""What an image that says nothing of it gets in place of the machine's."""
 
 PODMAN = (
     *("podman", "run", "--rm", "--pull=never", "--env-host", "--entrypoint=python"),
@@ -56,14 +60,19 @@ def digested(name: str) -> str:
 
 
 def python(image: str, folder: Path) -> list[str]:
-    """Return the words that start the Python of a digested image in a folder."""
+    """Return the words that start the Python of a digested image in a folder. Raises SettingsError
+    if podman cannot be asked."""
     name, _, digest = image.rpartition(AT)
-    env = [f"--env={each}" for each in (*PACKAGES, f"{IMAGE}={image}")]
+    env = (*PACKAGES, f"{IMAGE}={image}")
     if name.endswith(SIF):
-        words = ["apptainer", "exec", *["--nv"] * NVIDIA.exists(), *env, f"--pwd={folder}"]
-        return [*words, f"--bind={','.join(_folders())}", name, "python"]
-    words = [*PODMAN, *env, f"--workdir={folder}"]
+        words = ["apptainer", "exec", *["--nv"] * NVIDIA.exists(), f"--pwd={folder}"]
+        words += [f"--bind={','.join(_folders())}", *(f"--env={each}" for each in env)]
+        return [*words, name, "python"]
+    # The machine's environment would replace the image's.
+    own = json.loads(ask("podman", "image", "inspect", "--format={{json .Config.Env}}", digest))
+    words = [*PODMAN, *(f"--env={each}" for each in (*USUAL, *env, *(own or ())))]
     words += [f"--volume={each}:{each}:rslave" for each in _folders()]
+    words.append(f"--workdir={folder}")
     words += ["--userns=keep-id", "--group-add=keep-groups"] if os.getuid() else []
     words += ["--device=nvidia.com/gpu=all"] if NVIDIA.exists() else []
     return [*words, digest]
