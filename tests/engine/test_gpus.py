@@ -1,6 +1,7 @@
 """The GPUs of a job that needs several: all are held, or none."""
 
 import pytest
+from labjobs.commands import gpu
 from labjobs.sweeps import gpus
 from labjobs.sweeps.gpus import Gpu
 
@@ -41,3 +42,26 @@ def test_nvidia_smi_that_hangs_does_not_stop_a_sweep(tmp_path, monkeypatch, capf
 def test_a_sweep_that_is_given_no_gpu_has_none(monkeypatch, none):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
     assert gpus.on_gpus(None) == []
+
+
+@pytest.mark.parametrize(
+    ("torch", "said"),
+    [
+        ("import time; time.sleep(60)", "no answer within 1 s after what stands above"),
+        (
+            "raise OSError('libcudart is missing')",
+            "torch ended with status 1: OSError: libcudart is",
+        ),
+    ],
+)
+def test_a_torch_that_hangs_or_fails_is_a_line(tmp_path, monkeypatch, torch, said):
+    (tmp_path / "torch.py").write_text(torch)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    for name in ("PATH", "PYTHONPATH"):
+        monkeypatch.setenv(name, str(tmp_path), prepend=":")
+    monkeypatch.setattr(gpus, "HANGS", 0.5)
+    monkeypatch.setattr(gpu, "SECONDS", 1 if "sleep" in torch else 60)
+    driver, of_torch = gpu.found()
+    assert driver.found.startswith("unknown, since nvidia-smi is not there or fails; ")
+    assert of_torch.found.startswith(said) and not of_torch.works

@@ -10,7 +10,8 @@ import hashlib
 import os
 import random
 import re
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property
 from pathlib import Path
@@ -22,9 +23,10 @@ from torch import Tensor
 
 from labjobs import machine
 from labjobs.distributed.collectives import Processes
-from labjobs.errors import JobError, SettingsError
+from labjobs.errors import JobError, SettingsError, cause, first_line
 
 KINDS = ("cuda", "mps")  # accelerators that a job can run on
+OTHER_BUILDS = "pytorch.org/get-started/locally has builds for all versions of CUDA"
 ALLOCATIONS = 100_000  # of memory, the last ones, that are remembered; a step makes some thousands
 
 
@@ -55,16 +57,27 @@ def choose(name: str) -> torch.device:
 def _refuse_unusable(given: str) -> None:
     """Raise SettingsError if a sweep, Slurm or a user gave this process GPUs, and torch has none:
     it would train on the CPU for days."""
-    if given.strip() in ("", "-1", "NoDevFiles"):  # CUDA's and old Slurm's words for none
+    if given.strip() in machine.NO_GPU:
         return
-    built = torch.version.cuda
-    why = "is made without CUDA"
-    if built:
-        why = f"is made for CUDA {built}; the driver may be too old, or there is no such GPU"
     raise SettingsError(
         f"--device auto: CUDA_VISIBLE_DEVICES gives this job GPU {given}, which torch cannot use: "
-        f"torch {torch.__version__} {why}; --device cpu trains on the CPU"
+        f"{why_no_cuda()}; --device cpu trains on the CPU"
     )
+
+
+def why_no_cuda() -> str:
+    """Return why torch has no CUDA GPU, in one line."""
+    name = f"torch {torch.__version__}"
+    if not (torch.version.cuda or torch.version.hip):
+        return f"{name} is made without CUDA, {OTHER_BUILDS}"
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        why, given = first_line(error).split(". ")[0], os.environ.get("CUDA_VISIBLE_DEVICES")
+        why += "" if given is None else f" (CUDA_VISIBLE_DEVICES is '{given}')"
+        why += f"; {OTHER_BUILDS}" if "too old" in why else ""
+        return f"{name}, made for CUDA {torch.version.cuda}, says: {why}"
+    return f"{name} sees none"
 
 
 def choose_for(name: str, processes: Processes) -> torch.device:
@@ -118,7 +131,7 @@ def _refuse_unbuilt(device: torch.device) -> None:
         name = f"{describe(device)}, of compute capability {has[0]}.{has[1]}"
         raise SettingsError(
             f"--device: torch {torch.__version__} has no code for {name}, only {', '.join(built)}; "
-            "pytorch.org/get-started/locally has builds for other versions of CUDA"
+            f"{OTHER_BUILDS}"
         )
 
 
@@ -315,6 +328,82 @@ def computes_in_bf16(device: torch.device) -> bool:
 def is_slow_in_fp32(device: torch.device) -> bool:
     """Return whether a GPU has tensor cores for fp16 at most, as V100 and T4: no bf16, no TF32."""
     return device.type == "cuda" and not computes_in_bf16(device)
+
+
+# What a machine's GPUs can do, by trying it: for `jobs.py gpu`.
+
+Answer = tuple[str, str, bool]  # about what, what was found, and whether it works
+
+
+def answers() -> Iterator[Answer]:
+    """Yield what torch has, each GPU that it sees, and what works on them. Waits for the GPUs."""
+    yield "torch", f"{torch.__version__}, made for CUDA {torch.version.cuda}", True
+    try:
+        device = choose("auto")
+    except SettingsError as error:
+        yield "GPU", str(error), False
+        return
+    if device.type != "cuda":
+        yield "GPU", f"jobs run on {device.type}: {why_no_cuda()}", device.type != "cpu"
+        return
+    every = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    for gpu in every:
+        yield _tried(f"GPU {gpu.index}", _summary, gpu)
+    formats = "bf16, fp16, TF32 and fp32; --precision auto is bf16, TF32 only if asked for"
+    if is_slow_in_fp32(device):
+        formats = "fp32 and fp16; bf16 is emulated, TF32 is fp32; --precision fp16 is the fast one"
+    yield "formats", formats, True
+    yield _tried("torch.compile", _compiled, device, cure="; --compile off trains without")
+    yield _tried("CUDA graphs", _repeated, device, cure="; --graph off trains without")
+    if every[1:]:
+        yield _tried("NCCL", _added_up, *every, cure="; NCCL_DEBUG=INFO says more")
+
+
+def _tried(name: str, trial: Callable[..., str], *gpus: torch.device, cure: str = "") -> Answer:
+    try:
+        return name, trial(*gpus), True
+    except Exception as error:
+        return name, f"{cause(error)}{cure}", False
+
+
+def _summary(gpu: torch.device) -> str:
+    use(gpu, deterministic=False)
+    about = torch.cuda.get_device_properties(gpu)
+    free, whole = free_memory(gpu) / 2**30, about.total_memory / 2**30
+    able = f"compute capability {about.major}.{about.minor}, for which this torch has code"
+    return f"{about.name}, {able}; {free:.1f} of {whole:.1f} GiB are free"
+
+
+def _compiled(gpu: torch.device) -> str:
+    began = time.monotonic()
+    _require(torch.compile(lambda x: (2 * x + 1).sum())(torch.ones(1000, device=gpu)), 3000)
+    return f"works; the first function took {time.monotonic() - began:.1f} s"
+
+
+def _repeated(gpu: torch.device) -> str:
+    number = torch.ones((), device=gpu)
+
+    def double() -> None:
+        number.mul_(2)
+
+    graph = recorded(double, SideStream(gpu))
+    for _ in range(3):
+        graph.replay()
+    _require(number, 8)
+    return "work"
+
+
+def _added_up(*gpus: torch.device) -> str:
+    numbers = [torch.ones(1, device=gpu) for gpu in gpus]
+    torch.cuda.nccl.all_reduce(numbers)
+    for number in numbers:
+        _require(number, len(gpus))
+    return f"{torch.cuda.nccl.version()} adds up over {len(gpus)} GPUs"
+
+
+def _require(number: Tensor, right: float) -> None:
+    if float(number) != right:
+        raise JobError(f"gives {float(number)} instead of {right}: do not trust this GPU")
 
 
 FORMATS = ("auto", "fp32", "tf32", "bf16", "fp16")

@@ -490,6 +490,7 @@ class Check:
         try:
             attempts.begin_with_inputs(self.folder.settings, self.folder.runs_root)
             Interruption().listen()
+            self._look_at_gpus()
             with tempfile.TemporaryDirectory(prefix="check-") as temporary:
                 return self._run(main, check, Path(temporary))
         except Interrupted as stop:
@@ -498,6 +499,15 @@ class Check:
             return leave(exit_status.WRONG, f"{self.folder.script}.py: {error}")
         except JobError as error:
             return leave(exit_status.FAILED, f"check failed: {error}")
+
+    def _look_at_gpus(self) -> None:
+        """Print what the GPUs can do that the job would see."""
+        from labjobs.commands import gpu  # which no other job waits for
+        from labjobs.sweeps import gpus
+
+        if self.folder.runtime.device != "cpu" and gpus.nvidia_smi("-L"):
+            for line in gpu.found():
+                print(line, flush=True)
 
     def _run(self, main: "loop.Main", check: "loop.Check", temporary: Path) -> int:
         from labjobs.checks.trials import Trials, answers  # torch, which the script has imported

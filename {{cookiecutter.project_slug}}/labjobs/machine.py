@@ -17,6 +17,7 @@ from pathlib import Path
 GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUP = Path("/proc/self/cgroup")
 MEMORY = Path("/proc/meminfo")
+NO_GPU = ("", "-1", "NoDevFiles")  # CUDA_VISIBLE_DEVICES of CUDA and of old Slurm for none
 QUOTA = "cpu.cfs_quota_us", "cpu.cfs_period_us"
 
 

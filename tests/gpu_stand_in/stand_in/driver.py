@@ -31,15 +31,23 @@ class Properties:
     """What `torch.cuda.get_device_properties` says of a GPU."""
 
     uuid: str
-    name: str = "H100 (a stand-in)"
-    major: int = 9
-    minor: int = 0
+    name: str
+    major: int
+    minor: int
     total_memory: int = MEMORY
     multi_processor_count: int = 132
     warp_size: int = 32
     max_threads_per_multi_processor: int = 2048
     regs_per_multiprocessor: int = 65536
     L2_cache_size: int = 50 * 2**20
+
+
+KINDS = {
+    "T4": ("T4 (a stand-in)", 7, 5),
+    "H100": ("H100 (a stand-in)", 9, 0),
+    "RTX 5090": ("RTX 5090 (a stand-in)", 12, 0),
+}
+"""The name and the compute capability of a kind of GPU; STAND_IN_KIND chooses one."""
 
 
 class ThisThread(threading.local):
@@ -118,7 +126,7 @@ GENERATORS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def replace(c: ModuleType) -> None:
-    for name, function in (_devices(c) | _queues(c) | _memory()).items():
+    for name, function in (_devices(c) | _queues(c) | _memory() | _nccl()).items():
         setattr(c, name, function)
     c._cudart.cudaMemGetInfo = lambda device: (MEMORY // 2, MEMORY)
     c._set_cudnn_enabled(False)  # its kernels are a GPU's alone; torch has others for each
@@ -144,7 +152,8 @@ def _devices(c: Any) -> dict[str, Any]:
 
         every = range(len(driver.uuids))
         torch.cuda.default_generators = tuple(torch.Generator(f"cuda:{i}") for i in every)
-        torch.cuda._get_device_properties = lambda i: Properties(driver.uuids[i])
+        kind = KINDS[os.environ.get("STAND_IN_KIND", "H100")]
+        torch.cuda._get_device_properties = lambda i: Properties(driver.uuids[i], *kind)
 
     def wait(gpu: int | None = None) -> None:
         driver.waited()
@@ -266,3 +275,12 @@ def _memory() -> dict[str, Any]:
         "_cuda_resetPeakMemoryStats": lambda device: None,
         "_cuda_emptyCache": lambda: None,
     }
+
+
+def _nccl() -> dict[str, Any]:
+    def all_reduce(inputs: Any, outputs: Any, *_: Any) -> None:
+        whole = sum(each.cpu() for each in inputs)
+        for each in outputs:
+            each.copy_(whole)
+
+    return {"_nccl_all_reduce": all_reduce}

@@ -149,13 +149,14 @@ class Trials:
 
 
 def _in_process(function: Callable[[], T]) -> T:
-    """Return what a function returns in a process that is forked for it."""
+    """Return what a function returns in a process that is forked for it; raises its
+    SettingsError."""
     receiving, sending = FORK.Pipe(duplex=False)
     process = FORK.Process(target=_send, args=(function, sending))
     process.start()
     sending.close()
     try:
-        returned: T = receiving.recv()
+        returned: T | SettingsError = receiving.recv()
     except EOFError:
         process.join()
         raise JobError(f"a trial ended without a result, with status {process.exitcode}") from None
@@ -164,12 +165,17 @@ def _in_process(function: Callable[[], T]) -> T:
         raise
     finally:
         process.join()
+    if isinstance(returned, SettingsError):  # a device that is not there
+        raise returned
     return returned
 
 
 def _send(function: Callable[[], Any], sending: Connection) -> None:
     terminal.handle_signals(signal.SIG_DFL)
-    sending.send(function())
+    try:
+        sending.send(function())
+    except SettingsError as error:
+        sending.send(error)
 
 
 # What the trials say about each guarantee.

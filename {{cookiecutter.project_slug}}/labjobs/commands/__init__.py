@@ -13,6 +13,7 @@ made of. What answers for jobs imports no torch, so that it answers at once.
                 definitions are the reason
     gate        `try`: is changed code, or are other settings, better than finished jobs?
     disk        `disk`, `clean`, `rm`: the space that jobs take
+    gpu         `gpu`: what this machine's GPUs can do, and what is wrong with them
     cluster     `cluster check`: what works on a cluster, from a job of a minute
     propose     what run.sh's `propose` and `confirm` ask: jobs that follow from results
     find        `find`: a learning rate, a batch size, a number of loader processes, from short jobs

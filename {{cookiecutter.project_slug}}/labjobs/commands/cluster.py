@@ -14,10 +14,13 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
 from labjobs import files, installation, layout
+from labjobs.commands import gpu
+from labjobs.commands.gpu import NOT, OK
 from labjobs.commands.inventory import Project
 from labjobs.errors import SettingsError, cause, few
 from labjobs.files import PROJECT
@@ -29,7 +32,7 @@ from labjobs.tracking import mlflow_client, stored_jobs
 
 LIMIT = "0:02:00"  # Slurm counts in minutes, and warns a minute before the end
 LOOK = 2.0  # seconds between two looks at the job
-FOUND, OK, NOT, WARNING, AGAIN = "found", "ok   ", "not  ", "warning: ", "started again"
+FOUND, WARNING, AGAIN = "found", "warning: ", "started again"
 
 
 def check(_: Project, given: Namespace) -> int:
@@ -138,14 +141,11 @@ def _tell(where: str, cluster: Cluster, names: list[str], found: TextIO) -> None
 
 def _needed(cluster: Cluster, names: list[str]) -> Iterator[tuple[str, str]]:
     """Yield what jobs need, each with what is wrong with it, which is empty if nothing is."""
-    from labjobs import devices  # with torch, whose memory each job needs
-
+    import_module("torch")  # whose memory each job needs
     if cluster.gpus:
-        try:
-            device = devices.choose("auto")
-            yield f"GPU: {devices.describe(device)}", "torch sees none" * (device.type == "cpu")
-        except SettingsError as error:
-            yield "GPU", str(error)
+        for line in gpu.found():
+            what = f"{line.name}: {line.found}"
+            yield (what, "") if line.works else (line.name, line.found)
     problem = stored_jobs.known(mlflow_client.experiment_name()).problem
     yield f"store: {mlflow_client.shown()}", problem
     data = PROJECT / expanded(cluster.node_data or cluster.data or "data")

@@ -179,6 +179,11 @@ COMMANDS = {
         argument("wanted", "a page or a word (default: all pages)", nargs="?", default=""),
         "command.print_docs",
     ),
+    "gpu": Command(
+        "print what this machine's driver, torch and GPUs can do, and what is wrong with them",
+        JSON,
+        "gpu.print_gpu",
+    ),
     "cluster check": Command(
         "submit a short job to a cluster in cluster.toml, and print what works there",
         argument("name", "a cluster in cluster.toml", metavar="NAME"),

@@ -83,7 +83,7 @@ class Gpu:
             if not (_lock(place, fcntl.LOCK_EX) and _lock(gpu, self._kind)):
                 return "is in use by a job of another sweep"
             alone = _lock(gpu, fcntl.LOCK_EX)
-            if used := _usage(device) if alone else "":
+            if used := usage(device) if alone else "":
                 why = used
             elif _lock(gpu, self._kind) and all(  # those that other sweeps would take
                 os.path.samestat(os.fstat(file), path.lstat())
@@ -95,20 +95,11 @@ class Gpu:
 
 
 def on_gpus(gpus: str | None, per_gpu: int = 1, per_job: int = 1) -> list[Gpu]:
-    """Return the places on the GPUs named, else on what CUDA_VISIBLE_DEVICES allows, else on all.
+    """Return the places on the GPUs that are `named`.
 
     Raises SettingsError for a GPU that does not exist, and if a job needs more than there are.
     """
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if gpus is not None:
-        devices = _uuids(gpus)
-        if not devices:
-            raise SettingsError(f"--gpus {gpus}: nvidia-smi does not list this GPU")
-    elif allowed is not None:  # the words of CUDA and of old Slurm for no GPU
-        given = re.findall(r"[^\s,]+", allowed)
-        devices = [device for device in given if device not in ("-1", "NoDevFiles")]
-    else:
-        devices = _listed()
+    devices = named(gpus)
     if 0 < len(devices) < per_job:
         raise SettingsError(f"--gpus-per-job {per_job}: there are only {len(devices)} GPUs")
     locks = [(device, _make_locks(device, per_gpu)) for device in devices]
@@ -116,6 +107,23 @@ def on_gpus(gpus: str | None, per_gpu: int = 1, per_job: int = 1) -> list[Gpu]:
     several = [dict(locks[end - per_job : end]) for end in ends]
     numbers = range(1, per_gpu + 1)  # a job for each GPU first, then a second one
     return [Gpu(each, number, per_gpu > 1) for number in numbers for each in several]
+
+
+def named(gpus: str | None) -> list[str]:
+    """Return the GPUs named, else what CUDA_VISIBLE_DEVICES allows, else all.
+
+    Raises SettingsError for one that does not exist.
+    """
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if gpus is not None:
+        devices = _uuids(gpus)
+        if not devices:
+            raise SettingsError(f"--gpus {gpus}: nvidia-smi does not list this GPU")
+        return devices
+    if allowed is None:
+        return _listed()
+    given = re.findall(r"[^\s,]+", allowed)
+    return [device for device in given if device not in machine.NO_GPU]
 
 
 def at_once(threads: int | str) -> int:
@@ -200,7 +208,7 @@ def nvidia_smi(*words: str) -> str:
     return "" if done.returncode else done.stdout
 
 
-def _usage(device: str) -> str:
+def usage(device: str) -> str:
     """A message about how other processes use a GPU; empty if only a display may be using it."""
     query = "--query-gpu=memory.used,utilization.gpu"
     said = nvidia_smi(query, "--format=csv,noheader,nounits", f"--id={device}")
