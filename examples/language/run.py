@@ -24,7 +24,6 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
-from torch.utils.checkpoint import checkpoint
 
 import data
 import models
@@ -48,35 +47,78 @@ def forward(
     """
     tokens, *sizes = map(texts.unsigned, batch)
     head = partial(in_chunks, following=tokens[:, 1:], at_once=settings.loss_chunk)
-    measured = model(tokens[:, :-1], head)
-    losses = measured["loss"]
-    bits = losses / math.log(2)
-    return losses.mean(), {**measured, "bits_per_byte": (bits, sizes[0][:, 1:]) if sizes else bits}
+    loss, measured = model(tokens[:, :-1], head)
+    bits = measured["loss"] / math.log(2)
+    return loss, {**measured, "bits_per_byte": (bits, sizes[0][:, 1:]) if sizes else bits}
 
 
 def in_chunks(
     features: Tensor, matrix: Tensor, following: Tensor, at_once: int
-) -> dict[str, Tensor]:
-    """Return what is measured of features (B, T, width) and the tokens that follow (B, T).
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the mean loss, and what is measured of features (B, T, width) and the tokens that
+    follow (B, T).
 
-    The logits of only `chunk` tokens are in memory at once: in the backward pass they are computed
-    again, chunk by chunk (torch.utils.checkpoint).
+    The logits of only `at_once` tokens are in memory at once.
     """
     rows, wanted = features.flatten(0, 1), following.flatten()
-    if not 0 < at_once < len(wanted):
-        found = [measure(rows, matrix, wanted)]
+    if 0 < at_once < len(wanted):
+        training = torch.is_grad_enabled()
+        loss, *values = ChunkedLoss.apply(rows, matrix, wanted, at_once, training)
+        names = measure(linear(rows[:0], matrix).float(), wanted[:0])
+        measured = dict(zip(names, values, strict=True))
     else:
-        again = partial(checkpoint, measure, use_reentrant=False, preserve_rng_state=False)
-        chunks = zip(rows.split(at_once), wanted.split(at_once), strict=True)
-        found = [again(some, matrix, targets) for some, targets in chunks]
-    return {name: torch.cat([each[name] for each in found]).view_as(following) for name in found[0]}
+        measured = measure(linear(rows, matrix).float(), wanted)
+        loss = measured["loss"].mean()
+    return loss, {name: value.view_as(following) for name, value in measured.items()}
 
 
-def measure(features: Tensor, matrix: Tensor, following: Tensor) -> dict[str, Tensor]:
-    """Return by name what is measured of features (N, width) and the tokens that follow (N,)."""
-    logits = linear(features, matrix).float()
-    measured = {"loss": cross_entropy(logits, following, reduction="none")}
-    return measured
+def measure(logits: Tensor, following: Tensor) -> dict[str, Tensor]:
+    """Return by name what is measured of logits (N, K) and the tokens that follow (N,).
+
+    With another loss, change its gradient in ChunkedLoss too, or use --loss-chunk 0.
+    """
+    return {"loss": cross_entropy(logits, following, reduction="none")}
+
+
+class ChunkedLoss(torch.autograd.Function):
+    """The mean cross-entropy, whose gradient is computed with it: chunk by chunk, so that no logits
+    are kept for the backward pass, and none are computed twice.
+
+    Source: Hsu et al. 2024, arxiv.org/abs/2410.10989.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, matrix: Tensor, wanted: Tensor, at_once: int, training: bool
+    ) -> Any:
+        """Return the loss (), and each of what is measured (N,), of rows (N, width)."""
+        kind = rows.device.type
+        half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
+        weights, found = matrix.to(half), []
+        of_rows, of_matrix = torch.empty_like(rows), torch.zeros_like(matrix)
+        for begin in range(0, len(rows), at_once):
+            chunk = slice(begin, begin + at_once)
+            some, targets = rows[chunk].to(half), wanted[chunk]
+            logits = linear(some, weights).float()
+            found.append(measure(logits, targets))
+            if not training:
+                continue
+            slopes = logits.softmax(-1)
+            slopes[torch.arange(len(targets), device=targets.device), targets] -= 1
+            slopes = slopes.to(half)
+            of_rows[chunk] = slopes @ weights
+            of_matrix += slopes.mT @ some
+        ctx.save_for_backward(of_rows, of_matrix)
+        values = [torch.cat([each[name] for each in found]) for name in found[0]]
+        ctx.mark_non_differentiable(*values)
+        return torch.cat([each["loss"] for each in found]).mean(), *values
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor, *_: Tensor) -> Any:
+        """Return the gradients of the rows and of the matrix."""
+        of_rows, of_matrix = ctx.saved_tensors
+        each = slope / len(of_rows)  # here, since fp16 has no numbers as small
+        return of_rows * each, of_matrix * each, None, None, None
 
 
 def load(job: Job[Settings]) -> tuple[nn.Module, Batches, Batches, Batches]:

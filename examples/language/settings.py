@@ -75,7 +75,7 @@ class Settings:
 
     loss_chunk: int = added(4096, neutral=0, at_least=0)
     """Number of tokens whose logits are in memory at once. If a part of a batch has more tokens,
-    their logits are computed in chunks, and again in the backward pass. 0: all at once."""
+    their logits, and the gradient, are computed in chunks. 0: all at once."""
 
     optimizer: str = setting("adamw", names="optimizers.OPTIMIZERS")
     """The optimizer. Its fixed options, such as sgd's momentum, are in optimizers.py."""
