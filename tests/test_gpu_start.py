@@ -136,6 +136,80 @@ def test_no_line_of_a_step_waits_for_the_gpu(machine, project, tmp_path):
     assert line in succeeded(machine.host(watched).run(*flags, "--force")).stderr
 
 
+SET_LR = "            lr = optimizers.set_lr("
+NO_WAIT = """            error = 2 <= job.step < 20  # of 21
+            torch.cuda.set_sync_debug_mode("error" if error else "default")
+"""
+FLAGS = """    products = torch.get_float32_matmul_precision()
+    print("evaluated with", products, torch.backends.cudnn.allow_tf32)
+"""
+STRICT = {
+    "resident": (
+        "--loader resident --precision bf16 --optimizer muon --weight-decay 0.1 --ema 0.9 "
+        "--clip-norm 1 --accumulate 2 --augment crop-flip --log-every 2"
+    ),
+    "workers": (
+        "--loader workers --workers 1 --precision fp16 --optimizer adamw --ema 0.9 "
+        "--clip-norm 1 --accumulate 2 --augment crop-flip --log-every 2"
+    ),
+    "tf32": "--precision tf32 --model convnet --optimizer sgd --compile reduce-overhead",
+    "fp32": "--precision fp32 --schedule constant --label-smoothing 0.1",
+}
+"""Jobs with everything on."""
+
+
+@pytest.fixture(scope="module")
+def strict(machine, project, tmp_path_factory):
+    """A project whose steps fail if they wait, but for the first and the last, and whose
+    evaluations print how numbers in 32 bits are multiplied."""
+    made = machine.host(project.copy(tmp_path_factory.mktemp("strict") / "project"))
+    made.edit("run.py", SET_LR, f"{NO_WAIT}{SET_LR}")
+    made.edit("run.py", "    model.eval()\n", f"    model.eval()\n{FLAGS}")
+    return made
+
+
+def evaluated(said: str) -> set[str]:
+    return {line for line in said.splitlines() if line.startswith("evaluated with")}
+
+
+@pytest.mark.parametrize("name", some(STRICT, "resident", "workers"))
+def test_no_step_waits_with_everything_on(strict, name):
+    """And all of an evaluation is as exact as --precision says, in a process that has not trained
+    too."""
+    words = STRICT[name].split()
+    as_said = {"evaluated with high True" if name == "tf32" else "evaluated with highest False"}
+    whole = succeeded(strict.run("--epochs", "1", *words))
+    assert evaluated(whole.stdout) == as_said
+    paused = ("--epochs", "2", "--eval-every", "1e", *words)
+    assert strict.run(*paused, "--pause-after", "1e").returncode == 0
+    assert evaluated(succeeded(strict.run(*paused)).stdout) == as_said
+
+
+def test_fp16_clips_the_gradients_that_fp32_has(machine, project):
+    host = machine.host(project)
+    words = ("--epochs", "1", "--clip-norm", "0.5", "--schedule", "constant", "--precision")
+    norms = [
+        [norm for _, norm in host.journalled(host.finish(*words, name))["train_gradient_norm"]]
+        for name in ("fp32", "fp16")
+    ]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-2)
+
+
+def test_a_gpu_of_before_bf16(machine, project, tmp_path):
+    t4 = machine.host(project.copy(tmp_path / "project"))
+    t4.env["STAND_IN_KIND"] = "T4"
+    said = one_line(t4.run("--epochs", "1", "--precision", "bf16"), 2)
+    assert "--precision bf16: T4 (a stand-in) does not compute in it; fp16 is fast" in said
+    assert Done(t4, "--optimizer", "muon").tags["precision"] == "fp32"
+
+
+def test_a_gpu_of_after_the_h100(machine, project, tmp_path):
+    newer = machine.host(project.copy(tmp_path / "project"))
+    newer.env["STAND_IN_KIND"] = "RTX 5090"
+    tags = Done(newer).tags
+    assert (tags["device"], tags["precision"]) == ("RTX 5090 (a stand-in)", "bf16")
+
+
 def test_a_job_that_is_continued_has_the_gpus_random_numbers(machine, project, job, tmp_path):
     other = machine.host(project.copy(tmp_path / "project"))
     Done(other, *JOBS["cuda:1"], "--pause-after", "10")

@@ -7,6 +7,10 @@ Facts of torch that this relies on (2.15; files of github.com/pytorch/pytorch):
   `non_blocking`, from or into pinned memory.
 - aten/src/ATen/native/TensorConversions.cpp, `_to_copy`: a `non_blocking` copy from a GPU to the
   host is made in pinned memory, and the host goes on.
+- torch/csrc/autograd/python_variable_indexing.cpp: a list is an index on the CPU; what indexes a
+  GPU's tensor from there is copied, which is waited for; a mask is turned into indices, whose
+  number the host reads.
+- torch/csrc/utils/tensor_new.cpp: numbers of Python's become a tensor on the host, which is copied.
 - c10/cuda/CUDAFunctions.cpp: after `set_sync_debug_mode` each such wait is a warning or an error.
 - torch/__init__.py, `use_deterministic_algorithms`: what is refused on a GPU; cuBLAS wants
   CUBLAS_WORKSPACE_CONFIG (aten/src/ATen/Context.cpp).
@@ -27,13 +31,24 @@ HOST = torch.device("cpu")
 aten = torch.ops.aten
 
 WAITS = {
+    aten._linalg_check_errors.default,
     aten._local_scalar_dense.default,
     aten._unique2.default,
+    aten.allclose.default,
+    aten.bincount.default,
     aten.equal.default,
     aten.masked_select.default,
     aten.nonzero.default,
 }
 """Operations whose result, or its shape, the host has to read."""
+
+INDEXED = {
+    aten._index_put_impl_.default,
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+}
+"""Operations with tensors as indices."""
 
 MIXES = {
     aten._index_put_impl_.default,
@@ -76,6 +91,12 @@ def waits(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         told = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
         host = source if to.is_cuda else to
         return to.is_cuda != source.is_cuda and not (told and host.is_pinned())
+    if op in INDEXED:
+        found = [index for index in args[1] if index is not None]
+        masks = op is aten.index.Tensor and any(index.dtype is torch.bool for index in found)
+        return masks or any(not index.is_cuda for index in found)
+    if op is aten.repeat_interleave.Tensor:
+        return kwargs.get("output_size") is None
     copied = op is aten._to_copy.default and kwargs.get("device") == HOST
     return op in WAITS or (copied and not kwargs.get("non_blocking"))
 

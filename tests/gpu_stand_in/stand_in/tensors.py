@@ -139,6 +139,8 @@ def compute(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def copy_from(source: Tensor, to: Tensor, non_blocking: bool = False) -> Tensor:
     """Copy where torch does without subclasses, as in torch.tensor."""
+    recording.refuse_wait()
+    driver.waited()
     if driver.late:
         gpu = next(each.device for each in (to, source) if each.is_cuda)
         late.copy(on_host(to), on_host(source), non_blocking=False, gpu=gpu.index)
