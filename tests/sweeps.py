@@ -161,12 +161,7 @@ class Lab:
         }
 
     def _make_machine(self, gpus: int) -> None:
-        (self.machine / "gpus").mkdir(parents=True)
-        for number in range(gpus):
-            self.use(number, memory=3, percent=0)
-        script = self.machine / "nvidia-smi"
-        script.write_text(NVIDIA_SMI)
-        script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        make_gpus(self.machine, gpus)
         self.intervals_file.touch(0o666)
         self.intervals_file.chmod(0o666)
         self.machine.chmod(0o1777)  # as /tmp is
@@ -177,8 +172,7 @@ class Lab:
 
     def use(self, gpu: int, memory: int, percent: int) -> None:
         """Have someone use so many MiB, and so much of the time, of a GPU."""
-        path = self.machine / "gpus" / str(gpu)
-        path.write_text(f"GPU-{gpu}\n{memory}, {percent}\n")
+        use(self.machine, gpu, memory, percent)
 
     def write_grid(self, *jobs: str) -> None:
         write_grid(self.project.root, *jobs)
@@ -202,6 +196,20 @@ class Lab:
         """What the jobs have noted of when and where they ran."""
         lines = self.intervals_file.read_text().splitlines()
         return [SimpleNamespace(**json.loads(line)) for line in lines]
+
+
+def make_gpus(machine: Path, count: int) -> None:
+    """Make a folder with an nvidia-smi that knows this many GPUs, which nobody uses."""
+    (machine / "gpus").mkdir(parents=True)
+    for number in range(count):
+        use(machine, number, memory=3, percent=0)
+    script = machine / "nvidia-smi"
+    script.write_text(NVIDIA_SMI)
+    script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+
+
+def use(machine: Path, gpu: int, memory: int, percent: int) -> None:
+    (machine / "gpus" / str(gpu)).write_text(f"GPU-{gpu}\n{memory}, {percent}\n")
 
 
 def write_grid(root: Path, *jobs: str) -> None:

@@ -1,6 +1,7 @@
 """The engine of a project's jobs: everything around the training loop.
 
     settings, launch    what settings.py says; a job from its command to its exit status
+    away          a job on another machine, in the process that stands for it here
     cli           a dataclass of settings as a command line
     evidence      the code that a job's results depend on
     job           a job's identity, folder, journal, evidence and terminal
@@ -9,7 +10,7 @@
     devices       CPUs and GPUs, number formats, seeds
     data          datasets, splits, batches, augmentation
     training      what a training loop is made of
-    sweeps        many jobs: the grid, the queue, the GPUs, Slurm
+    sweeps        many jobs: the grid, the queue, the GPUs, clusters, hosts
     results       tables, statistics and figures of finished jobs
     checks        what `--check` does: it tests the guarantees on the project's own code
     commands      what `python jobs.py` does

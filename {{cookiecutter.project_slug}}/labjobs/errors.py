@@ -10,6 +10,7 @@ from labjobs import exit_status
 
 LIMITS = {errno.EMFILE: "ulimit -n", errno.EFBIG: "ulimit -f"}  # what a shell may have set
 FULL = (errno.ENOSPC, errno.EDQUOT)  # numbers of the errors by which a disk is full
+DISK_IS_FULL = "the disk is full"
 
 
 class SettingsError(Exception):
@@ -79,7 +80,7 @@ def cause(error: BaseException) -> str:
     # Libraries that are not in Python say it in words alone.
     in_words = not isinstance(error, OSError) and any(os.strerror(n) in str(error) for n in FULL)
     if in_words or (isinstance(error, OSError) and error.errno in FULL):
-        return "the disk is full; free some space and give the same command again"
+        return f"{DISK_IS_FULL}; free some space and give the same command again"
     if isinstance(error, OSError) and error.errno in LIMITS:
         return f"{error.strerror}; raise the limit with `{LIMITS[error.errno]}` in the shell"
     if isinstance(error, OSError) and error.filename and error.strerror:

@@ -6,6 +6,7 @@ WRONG = 2  # wrong settings or arguments
 NOT_UPLOADED = 3  # finished, but not everything has been uploaded yet
 ELSEWHERE = 4  # running elsewhere
 OTHER_CODE = 5  # finished or begun by other code or data
+GIVEN_BACK = 6  # by a host that has gone or is full: the job goes on elsewhere
 SIGNALLED = 128  # plus the number of the signal that interrupted it
 KILLED = SIGNALLED + 9
 

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from labjobs import exit_status, installation, layout, locks
+from labjobs import exit_status, installation, layout, locks, machine
 from labjobs import settings as declared
 from labjobs.cli.parser import parse
 from labjobs.distributed import ranks
@@ -42,11 +42,11 @@ from labjobs.job.attempts import Evidence
 from labjobs.job.data_evidence import Places
 from labjobs.job.folder import JobFolder
 from labjobs.job.journal import Journal
-from labjobs.job.runtime import Runtime
+from labjobs.job.runtime import ON_HOST, PLACE, Runtime
 from labjobs.job.terminal import Interrupted, Interruption, Stopped, leave, log
 from labjobs.settings import Metric, as_plain
 from labjobs.sources import fault
-from labjobs.tracking import mlflow_client, mlflow_store, stored_jobs
+from labjobs.tracking import costs, mlflow_client, mlflow_store, stored_jobs
 from labjobs.tracking.courier import IMPATIENCE, PATIENCE, Courier
 from labjobs.tracking.mlflow_store import LEASE
 
@@ -65,6 +65,8 @@ def begin(kind: type[Any], metrics: Mapping[str, Metric]) -> "Attempt | Check":
     """
     terminal.prepare_streams()
     terminal.handle_signals(signal.SIG_DFL)
+    if os.environ.get(ON_HOST):
+        machine.end_with_parent()
     ranks.translate()
     script = Path(sys.argv[0]).name
     # Absolute, for all processes that are started.
@@ -82,6 +84,10 @@ def begin(kind: type[Any], metrics: Mapping[str, Metric]) -> "Attempt | Check":
         own = folder()
         terminal.handle_signals(partial(_leave_early, own))
         ranks.check(own.settings, own.runtime, 1)
+        if place := os.environ.pop(PLACE, ""):
+            from labjobs import away
+
+            sys.exit(away.run(own, [script, *sys.argv[1:]], place))
         if own.runtime.check:
             return Check(own)
         return Scratch(own) if own.runtime.scratch else Attempt(own)
@@ -159,7 +165,7 @@ class Attempt:
             retry = f"if it is not, try again in {LEASE:.0f} s"
             self._leave(exit_status.ELSEWHERE, f"{line}; {retry}")
         folder.note_reads()
-        self._courier = Courier()
+        self._courier = None if runtime.is_fetched() else Courier()
 
     def _leave_if_over(self, known: stored_jobs.Known) -> None:
         """End the process if the job needs no attempt, or may not have one."""
@@ -277,6 +283,8 @@ class Attempt:
         return terminal.parts_of(said) or tested
 
     def _close(self, status: str, said: str) -> None:
+        if runtime.is_fetched():  # a courier would have measured it
+            self.folder.journal.cost(costs.of_this_process())
         self.folder.close(status, said)
 
     # How it ends: its last line and its exit status.

@@ -49,3 +49,4 @@ LEFT = "left.json"
 CHECKED = "checked.json"
 SUBMITTED = "submitted.json"
 ARRAYS = "arrays"  # of a batch system
+TOKEN = "token"  # by which a host sees that it shares the disk

@@ -6,9 +6,11 @@ docs.kernel.org/filesystems/proc.html,
 man7.org/linux/man-pages/man5/proc_pid_stat.5.html.
 """
 
+import ctypes
 import os
 import platform
 import resource
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -45,6 +47,13 @@ def available_memory() -> int:
         return min(1024 * int(free.split()[1]), memory())
     pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
     return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def end_with_parent() -> None:
+    """From here on, this process is killed when its parent ends, on Linux: prctl(2),
+    PR_SET_PDEATHSIG."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _limits(controller: str, *names: str) -> Iterator[list[int]]:

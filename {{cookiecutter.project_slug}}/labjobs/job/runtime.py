@@ -124,6 +124,17 @@ SIGNAL, NOISE = "gradient_squared", "gradient_variance"
 """Metrics of a step (training/probes.py), logged like training metrics."""
 
 
+# Where a job of run.sh runs, if that is another machine (labjobs.sweeps.hosts).
+
+PLACE = "JOB_PLACE"  # in the environment of the job's process here: the place on a host
+ON_HOST = "JOB_ON_HOST"  # in that of the job there: `fetched`, or `shared` if the disk is
+
+
+def is_fetched() -> bool:
+    """Return whether another machine fetches what this job writes, and uploads it."""
+    return os.environ.get(ON_HOST) == "fetched"
+
+
 def purpose() -> str:
     """Return the purpose of this job; empty if it is run for its results."""
     return os.environ.get(VARIABLE, "").partition(";")[0]

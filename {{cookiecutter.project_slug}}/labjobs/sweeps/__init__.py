@@ -1,4 +1,4 @@
-"""Many jobs: the grid, queue, GPUs, clusters. May import cli, distributed, job and tracking.
+"""Many jobs: the grid, queue, GPUs, clusters, hosts. May import cli, distributed, job and tracking.
 
 sweep    the command behind run.sh, whose shell part is sweep.sh; options: its flags, cluster.toml
 grid     the lines of the grid; search: those that draw settings, or stop the worse ones
@@ -8,4 +8,5 @@ gpus     which job has which GPU
 starter  how a job is started, and the check before; containers: in the images of a cluster's jobs
 messages about a sweep, by a command of the user's
 arrays   jobs on clusters, by Slurm, Grid Engine, PBS or LSF
+hosts    places for jobs on other machines, over ssh
 """

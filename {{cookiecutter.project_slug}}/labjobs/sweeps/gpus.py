@@ -15,7 +15,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import starmap
 from pathlib import Path
@@ -124,6 +124,17 @@ def named(gpus: str | None) -> list[str]:
         return _listed()
     given = re.findall(r"[^\s,]+", allowed)
     return [device for device in given if device not in machine.NO_GPU]
+
+
+def places(
+    gpus: str | None, per_gpu: int | None, per_job: int, threads: Iterable[int | str]
+) -> list[Gpu]:
+    """Return the places on this machine where jobs run: its GPUs, or else parts of its CPU, for
+    jobs with these numbers of threads. Raises as `on_gpus`."""
+    if found := on_gpus(gpus, per_gpu or 1, per_job):
+        return found
+    most = min(map(at_once, threads))
+    return [Gpu({}) for _ in range(per_gpu or max(1, most // per_job))]
 
 
 def at_once(threads: int | str) -> int:

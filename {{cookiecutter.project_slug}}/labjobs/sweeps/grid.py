@@ -49,8 +49,9 @@ class Entry:
     """A job of the grid; `number` is its place there, from 1. `state` is its state before the
     sweep, with details `about` it; `status` is the exit status with which the sweep has run it,
     and `retries` how often it was tried again. If `moved`, its GPU broke and the sweep has started
-    it on another. `drawn` is which draw of which search it is. `halving` is the line below which it
-    stands, `bracket` the jobs that it is compared with, and `rung` where it pauses.
+    it on another; `returned` is how many hosts have given it back. `drawn` is which draw of which
+    search it is. `halving` is the line below which it stands, `bracket` the jobs that it is
+    compared with, and `rung` where it pauses.
     """
 
     number: int
@@ -66,6 +67,7 @@ class Entry:
     status: int | None = None
     retries: int = 0
     moved: bool = False
+    returned: int = 0
 
     @property
     def words(self) -> list[str]:

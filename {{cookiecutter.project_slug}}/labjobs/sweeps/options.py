@@ -71,6 +71,10 @@ class Flags:
     """Submit the jobs to a cluster that cluster.toml describes; words after -- go to its sbatch,
     qsub or bsub. local: this machine. `python jobs.py docs clusters` says more."""
 
+    hosts: str | None = None
+    """Run the jobs on these workstations, over ssh, such as gpu1,gpu2:0-3 with some GPUs of gpu2.
+    local: this machine. `python jobs.py docs clusters` says what they need."""
+
     slurm: bool = False
     """Submit the jobs to Slurm, with sbatch's options after -- and no cluster.toml."""
 
@@ -121,6 +125,8 @@ def read(words: list[str]) -> tuple[Flags, Cluster | None]:
         "--at-most: only with --on or --slurm": flags.at_most and not away,
         "--piece: only with --on or --slurm": flags.piece and not away,
         "--: only with --on or --slurm": more and not away,
+        "--hosts: not with --on or --slurm": flags.hosts and away,
+        "--gpus: not with --hosts; write --hosts local:0-3": flags.gpus and flags.hosts,
         "--slurm: not with --on": flags.slurm and flags.on != HERE,
         f"{', '.join(here)}: not with --on or --slurm": here,
         "--gpus-per-job: not with --per-gpu": flags.per_gpu and flags.gpus_per_job > 1,
@@ -158,6 +164,7 @@ def _seconds(piece: str) -> int:
 # ~/.config/labjobs/cluster.toml, adds to the project's or replaces it, key by key.
 
 FILE = "cluster.toml"
+HOSTS, HOST_KEYS = "hosts", ("folder", "python")  # [hosts.gpu2], a table for a host of --hosts
 
 OWN = ("flag", "at_most", "piece", "pieces")  # what cluster.toml does not say
 
@@ -181,9 +188,8 @@ PATTERNS = {
 
 def cluster(name: str) -> Cluster:
     """Return the cluster with a name. Raises SettingsError if there is none, or it is wrong."""
-    own = Path(expanded(os.environ.get("XDG_CONFIG_HOME") or "~/.config"), "labjobs", FILE)
-    files = {path: _tables(path) for path in (PROJECT / FILE, own)}
-    known = sorted({each for tables in files.values() for each in tables})
+    files = _files()
+    known = sorted({each for tables in files.values() for each in tables} - {HOSTS})
     if name not in known:
         how = "jobs.py docs clusters shows how to write one"
         hint = did_you_mean(name, known) if known else how
@@ -196,6 +202,24 @@ def cluster(name: str) -> Cluster:
             if wrong := _wrong(key, value, values):
                 raise SettingsError(f"{shown(path)}: [{name}] {key}: {wrong}")
     return Cluster(flag=f"--on {name}", **values)
+
+
+def host(name: str) -> dict[str, str]:
+    """Return what is said of a host. Raises SettingsError if it is wrong."""
+    found: dict[str, str] = {}
+    for path, tables in _files().items():
+        for key, value in tables.get(HOSTS, {}).get(name, {}).items():
+            if key not in HOST_KEYS or not isinstance(value, str):
+                keys = " or ".join(f'{each} = "…"' for each in HOST_KEYS)
+                raise SettingsError(f"{shown(path)}: [{HOSTS}.{name}] {key}: must be {keys}")
+            found[key] = value
+    return found
+
+
+def _files() -> dict[Path, dict[str, dict[str, Any]]]:
+    """The tables of the project's file, and of the person's own."""
+    own = Path(expanded(os.environ.get("XDG_CONFIG_HOME") or "~/.config"), "labjobs", FILE)
+    return {path: _tables(path) for path in (PROJECT / FILE, own)}
 
 
 def _tables(path: Path) -> dict[str, dict[str, Any]]:

@@ -5,10 +5,8 @@ imports torch and what the check has imported, the other, for couriers, MLflow. 
 courier itself, through a socket that it inherits. Without a server, programs start cold.
 """
 
-import ctypes
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -181,8 +179,7 @@ class Running:
 
 def main(folder: Path) -> int:
     """Check the jobs that are left of a sweep; returns the exit status."""
-    if sys.platform == "linux":  # the check ends with the sweep: prctl(PR_SET_PDEATHSIG), man 2
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    machine.end_with_parent()
     os.chdir(PROJECT)
     left = files.read_json(folder / layout.LEFT)
     named = grid.entries(folder / "grid", left["flags"] or ())

@@ -25,15 +25,17 @@ from typing import Any, NoReturn
 from labjobs import exit_status, files, installation, layout, settings
 from labjobs.cli.flags import of as settings_flags
 from labjobs.distributed import ranks
-from labjobs.errors import SettingsError, cause
+from labjobs.errors import DISK_IS_FULL, SettingsError, cause
 from labjobs.files import PROJECT
 from labjobs.job import attempts, identity, provenance, terminal
+from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import leave
 from labjobs.sweeps import arrays, gpus, grid, messages, proposals, search, states
 from labjobs.sweeps.clusters import Cluster
 from labjobs.sweeps.forecast import Budget, Forecast
 from labjobs.sweeps.gpus import LOOK, Gpu
 from labjobs.sweeps.grid import STARTED, Entry
+from labjobs.sweeps.hosts import Hosts, Slot
 from labjobs.sweeps.options import Flags, from_environment, read
 from labjobs.sweeps.starter import PAUSE, Running, Starter
 from labjobs.tracking import mlflow_client
@@ -43,6 +45,7 @@ def run(folder: Path, words: list[str]) -> int:
     """Plan a sweep and run it, or do what the flags say instead; returns the exit status. Raises
     SettingsError before anything is started."""
     flags, cluster = read(words)
+    hosts = Hosts(flags.hosts or "")
     lock = states.lock_snapshot(folder)
     grid.answer(folder)
     _leave_when_asked()
@@ -50,17 +53,20 @@ def run(folder: Path, words: list[str]) -> int:
     confirmed = set[int]()
     _, waiting = _grow(folder, first, confirmed, only_shown)
     budget = Budget(3600 * (flags.budget or math.inf) / flags.gpus_per_job)
-    while True:
-        while (status := _run(folder, flags, cluster, lock, budget)) is None:
-            _leave_when_asked()
-        grown = False
-        if not (status or only_shown or cluster):
-            _leave_when_asked()
-            grown, waiting = _grow(folder, first, confirmed)
-        if waiting and not (grown or status or cluster or flags.json):
-            return leave(status, f"{waiting[0]} waits until all jobs before it have results")
-        if not grown:
-            return status
+    try:
+        while True:
+            while (status := _run(folder, flags, cluster, hosts, lock, budget)) is None:
+                _leave_when_asked()
+            grown = False
+            if not (status or only_shown or cluster):
+                _leave_when_asked()
+                grown, waiting = _grow(folder, first, confirmed)
+            if waiting and not (grown or status or cluster or flags.json):
+                return leave(status, f"{waiting[0]} waits until all jobs before it have results")
+            if not grown:
+                return status
+    finally:
+        hosts.close()
 
 
 def _grow(
@@ -135,7 +141,7 @@ def _asked(folder: Path, what: str, **about: Any) -> Any:
 
 
 def _run(
-    folder: Path, flags: Flags, cluster: Cluster | None, lock: int, budget: Budget
+    folder: Path, flags: Flags, cluster: Cluster | None, hosts: Hosts, lock: int, budget: Budget
 ) -> int | None:
     """Run the jobs of the grid, or do what the flags say instead; return the exit status, or None
     if a search goes on."""
@@ -154,8 +160,11 @@ def _run(
     if cluster and any(entry.halving for entry in entries):
         raise SettingsError(f"{cluster.flag}: not with halving, whose jobs wait for each other")
     states.clear_snapshots(folder)
-    places = [] if cluster else _places(entries, flags)
-    on_gpus = any(place.env for place in places)
+    threads = sorted({entry.job.runtime.threads for entry in entries}, key=str)
+    wanted = flags.per_gpu, per_job, threads
+    own = hosts.here and not cluster
+    here = gpus.places(hosts.gpus or flags.gpus, *wanted) if own else []
+    on_gpus = any(place.env for place in here)
     view = states.View()
     view.warn()
     left = _left(entries, view, flags, cluster)
@@ -170,9 +179,12 @@ def _run(
     _check_left(left, entries, per_job)
     if not (folder / "code").exists():
         states.take_snapshot(folder / "code")
+    away = hosts.slots(folder, wanted)
+    if not all(place.host.shared for place in away):
+        grid.each(left, _refuse_another_folder)
     numbers = [entry.number for entry in left]
     files.write_json(folder / layout.LEFT, {"numbers": numbers, "flags": first})
-    starter = Starter(folder / "code", max(1, min(len(left), len(places))), [lock], per_job)
+    starter = Starter(folder / "code", max(1, min(len(left), len(here))), [lock], per_job)
     if starter.check(folder):
         return exit_status.WRONG
     since = (folder / layout.CHECKED).stat().st_mtime_ns
@@ -187,11 +199,16 @@ def _run(
         return status or _name_left_out([entry for entry in entries if entry not in submitted])
     if not (on_gpus or flags.per_gpu or files.read_json(folder / layout.CHECKED)["on_cpu"]):
         # The jobs take a GPU that nvidia-smi does not know, and all cores.
-        places = places[:1]
+        here = here[:1]
         starter = Starter(folder / "code", 1, [lock], per_job)
+    # A job on a host is a process here, too, which waits for it.
+    places: list[tuple[Gpu | Slot, Starter]] = [(place, starter) for place in here]
+    distant = Starter(folder / "code", 1, [lock], warm=False)
+    places += [(place, distant) for place in away]
+    on_gpus = any(not place.device.endswith("cpu") for place, _ in places)
     if flags.budget:
         left = budget.ordered(left, Forecast(entries, len(places), on_gpus, per_job))
-    status = _run_here(entries, Queue(left, len(named), places, starter, flags, since, budget))
+    status = _run_here(entries, Queue(left, len(named), places, flags, since, budget))
     for line in budget.lines(entries):
         leave(status, f"run.sh: --budget {flags.budget:g}: {line}")
     return None if not status and len(grid.needed(named)) > len(entries) else status
@@ -216,20 +233,17 @@ def _check_searches(entries: list[Entry]) -> None:
             raise SettingsError(f"search until: job {entry.job.id} has {entry.state}, {where}")
 
 
-def _places(entries: list[Entry], flags: Flags) -> list[Gpu]:
-    """The places on this machine where jobs run: its GPUs, or else parts of its CPU."""
-    count = flags.gpus_per_job
-    if found := gpus.on_gpus(flags.gpus, flags.per_gpu or 1, count):
-        return found
-    most = min(map(gpus.at_once, {entry.job.runtime.threads for entry in entries}))
-    return [Gpu({}) for _ in range(flags.per_gpu or max(1, most // count))]
+def _refuse_another_folder(entry: Entry) -> None:
+    if entry.job.runs_root != Runtime().runs_root.resolve():
+        raise SettingsError("--runs-root: not with --hosts whose disks are not shared")
 
 
 def _forecast(entries: list[Entry], flags: Flags, cluster: Cluster | None) -> Forecast:
     """What the jobs take, on this machine or on a cluster."""
     if cluster:
         return Forecast(entries, cluster.at_most or 0, cluster.gpus > 0, max(1, cluster.gpus))
-    places = _places(entries, flags)
+    threads = {entry.job.runtime.threads for entry in entries}
+    places = gpus.places(flags.gpus, flags.per_gpu, flags.gpus_per_job, threads)
     return Forecast(entries, len(places), any(each.env for each in places), flags.gpus_per_job)
 
 
@@ -355,6 +369,8 @@ def _leave_early(status: int, *_: object) -> NoReturn:
 # the queue then waits for it and uses its outcome.
 
 
+MOST_HOSTS = 10  # hosts that may give a job back
+
 QUIET, TIMES = 600.0, 10
 """Seconds that a job may log nothing, and how many times as long as ever before, before a message
 says so."""
@@ -362,10 +378,12 @@ says so."""
 
 @dataclass
 class Worker:
-    """A place, and the job that runs there; `said` is the last message about why it waits. `size`
-    is that of the job's journal, which last grew when it was `heard`, after `longest` at most."""
+    """A place, what starts jobs there, and the job that runs there; `said` is the last message
+    about why it waits. `size` is that of the job's journal, which last grew when it was `heard`,
+    after `longest` at most."""
 
-    gpu: Gpu
+    gpu: Gpu | Slot
+    starter: Starter
     running: tuple[Entry, Running] | None = None
     said: str = ""
     size: int = 0
@@ -400,8 +418,7 @@ class Queue:
         self,
         left: Sequence[Entry],
         count: int,
-        places: Sequence[Gpu],
-        starter: Starter,
+        places: Sequence[tuple[Gpu | Slot, Starter]],
         flags: Flags,
         since: int,
         budget: Budget,
@@ -412,9 +429,9 @@ class Queue:
         self._kill = False
         signal.signal(signal.SIGUSR1, lambda *_: self._ask(130, "Ctrl-C"))
         signal.signal(signal.SIGTERM, lambda *_: self._ask(143, "a signal"))
-        self._left, self._count, self._starter = [*left], count, starter
+        self._left, self._count = [*left], count
         self._flags, self._since, self._budget = flags, since, budget
-        self._workers = [Worker(place) for place in places]
+        self._workers = [Worker(*place) for place in places]
         own = {entry.job.id: entry for entry in left}
         self._brackets = {entry.bracket for entry in left if entry.bracket}
         self._inputs = {e.number: [own[job] for job in e.inputs if job in own] for e in left}
@@ -436,6 +453,8 @@ class Queue:
                     self._look_after(worker, *worker.running)
                 elif self._goes_on() and self._works(worker) and (entry := self._next()):
                     self._begin(worker, entry)
+                else:
+                    worker.gpu.release()  # of a host, which was asked for, for another job
             self._look_elsewhere()
             time.sleep(PAUSE)
 
@@ -477,7 +496,7 @@ class Queue:
             return
         worker.said = ""
         self._left.remove(entry)
-        again = entry.retries or entry.moved or entry.bracket
+        again = entry.retries or entry.moved or entry.returned or entry.bracket
         known = None if again else grid.ended(entry.job.path, since=self._since)
         if known is not None:  # another sweep has run it
             self._leave(worker, entry, known)
@@ -486,7 +505,7 @@ class Queue:
         words = shlex.join(entry.words)
         self._say(entry, f"job {entry.job.id} started on {gpu.device}: {words}")
         try:
-            attempt, starter = entry.job.path, self._starter
+            attempt, starter = entry.job.path, worker.starter
             job = Running(attempt, entry.words, gpu.device, starter, gpu.env, gpu.files)
             worker.running, worker.size, worker.longest = (entry, job), 0, 0.0
             self._budget.begin(entry)
@@ -506,6 +525,9 @@ class Queue:
         why = job.failed_by(status)
         again = why == "memory" and not self.status and entry.retries < self._flags.retries
         entry.retries += again
+        if status == exit_status.GIVEN_BACK and isinstance(worker.gpu, Slot):
+            again = not self.status and entry.returned < MOST_HOSTS
+            self._leave_host(worker.gpu, entry, ending)
         if why == "gpu" and not entry.moved:  # twice: it is the job's own mistake
             again = entry.moved = True
             self._leave_gpu(worker)
@@ -523,6 +545,19 @@ class Queue:
         _print(f"{worker.gpu.device} is broken: no more jobs are started on it")
         if not any(map(self._works, self._workers)):
             self._ask(1, "broken GPUs")
+
+    def _leave_host(self, slot: Slot, entry: Entry, ending: str) -> None:
+        """Start no jobs on a host for a while, or no more if its disk is full."""
+        entry.returned += 1
+        if entry.state == "stale":  # it has started over by now
+            entry.state = "interrupted"
+        slot.leave_alone()
+        if DISK_IS_FULL in ending:
+            of_host = (w.gpu for w in self._workers if isinstance(w.gpu, Slot))
+            self._broken |= {each.device for each in of_host if each.host is slot.host}
+            _print(f"{slot.host.name}: {DISK_IS_FULL}: no more jobs are started there")
+        if not any(map(self._works, self._workers)):
+            self._ask(1, "full disks")
 
     def _leave(self, worker: Worker, entry: Entry, status: int | None) -> None:
         worker.running = None

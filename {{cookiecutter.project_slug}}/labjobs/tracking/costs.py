@@ -5,6 +5,7 @@ The most memory that tensors took is known to the trainer alone, which writes it
 Costs are not results: nothing depends on them.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -63,6 +64,15 @@ def _lines(attempt: Path) -> list[dict[str, Any]]:
     with suppress(OSError, JobError):
         return journal.lines_of(attempt)
     return []
+
+
+def of_this_process() -> Reading:
+    """Return what this process has used, on all GPUs that a sweep has given it, without energy."""
+    with suppress(OSError):  # no /proc
+        used = machine.of(os.getpid())[1]
+        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        return used | {"gpu_seconds": used["seconds"] * sum(map(bool, devices))}
+    return {}
 
 
 class Meter:

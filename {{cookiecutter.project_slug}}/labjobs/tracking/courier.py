@@ -51,11 +51,12 @@ MODULES = [
 
 class Courier:
     """The courier of an attempt. After its end, `displaced` says whether the job is trained from
-    another folder."""
+    another folder. It `measures` what this process uses."""
 
-    def __init__(self) -> None:
+    def __init__(self, measures: bool = True) -> None:
         self._folder: Path | None = None
         self.displaced = False
+        self._measures = measures
         self._start()
 
     def carry(self, folder: Path) -> None:
@@ -96,7 +97,7 @@ class Courier:
         with open(read, "rb") as words, open(os.devnull, "wb") as nothing:
             self._process = fork_server.start(
                 fork_server.inherited(SERVER),
-                ["-m", "labjobs.tracking.courier", str(os.getpid())],
+                ["-m", "labjobs.tracking.courier", str(os.getpid()), str(int(self._measures))],
                 CODE,
                 (words.fileno(), nothing.fileno(), self._errors.fileno()),
                 session=True,  # Ctrl-C at the terminal stops the job, not its courier
@@ -106,7 +107,7 @@ class Courier:
 # The courier's own process: it delivers one journal until the job has ended.
 
 
-def main(trainer: int) -> None:
+def main(trainer: int, measures: int) -> None:
     """Deliver the journal of this process, in the folder that the pipe's first line names."""
     with suppress(Exception):  # an unavailable store is reported later, if it still is
         prepare()
@@ -118,7 +119,7 @@ def main(trainer: int) -> None:
     try:
         # For the courier of an earlier attempt.
         with locks.waiting(folder / layout.COURIER_LOCK, remove=True):
-            carry(folder, Meter(folder, trainer))
+            carry(folder, Meter(folder, trainer if measures else 0))
     except Elsewhere as error:
         if not _has_ended(folder, 0):
             os.kill(trainer, signal.SIGTERM)
@@ -385,4 +386,4 @@ def _send(folder: Path) -> None:
 
 if __name__ == "__main__":
     os.nice(5)  # training goes first
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))

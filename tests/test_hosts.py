@@ -1,0 +1,122 @@
+"""`bash run.sh --hosts`: workstations with a real sshd."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from faults import (
+    OFTEN,
+    Project,
+    assert_as_undisturbed,
+    ended,
+    silent,
+    succeeded,
+    wait_until,
+)
+from slurms import listed
+from sweeps import write_grid
+from workstations import FAKETIME, workstations
+
+pytestmark = [pytest.mark.full, pytest.mark.root]
+
+NAMES = ["gpu1", "gpu2", "gpu3"]
+JOB = " ".join(("--device cpu --threads 1 --epochs 10 --batch-size 256", *OFTEN))
+
+HELD = """\
+        model.train()
+        time.sleep(0.1)
+        while job.step and os.path.exists("{}") and not job._folder.interruption.asked:
+            time.sleep(0.05)
+"""
+"""In the training loop: a job waits after its first epoch for as long as there is a file."""
+
+
+@pytest.fixture
+def here(project: Project, tmp_path: Path) -> Project:
+    """A project on a disk that hosts may not see, whose jobs wait while held, and `ssh`."""
+    (tmp_path / "home").mkdir()
+    here = project.copy(tmp_path / "home" / "project")
+    here.edit("run.py", "        model.train()\n", HELD.format(tmp_path / "hold"))
+    here.edit("run.py", "import sys\n", "import os\nimport sys\nimport time\n")
+    here.env |= {"PATH": f"{tmp_path}:{here.env['PATH']}", "HOST_SECONDS": "20"}
+    return here
+
+
+@pytest.fixture
+def count(pytestconfig: pytest.Config) -> int:
+    """Jobs of a grid: 12, and 30 at full counts."""
+    return int(pytestconfig.getoption("--slurm-jobs")) * 3 // 2
+
+
+def jobs_on(project: Project, host: str) -> list[Path]:
+    """The attempts whose last place was on a host, and of which a checkpoint has come back."""
+    outputs = project.root.glob("runs/*/*/output.txt")
+    of_host = (p.parent for p in outputs if f"started on {host}" in p.read_text())
+    return [each for each in of_host if (each / "last.pt").exists()]
+
+
+def test_hosts_that_fail(here: Project, tmp_path: Path, count: int) -> None:
+    """One is switched off, the clock of another is behind, the disk of a third is full: each job
+    ends with the bits of an undisturbed one."""
+    write_grid(here.root, *(f"{JOB} --seed {seed}" for seed in range(count)))
+    alone = here.copy(tmp_path / "alone")
+    succeeded(alone.do("bash", "run.sh"))
+    with workstations(NAMES, tmp_path, tmp_path / "home", gpu3="30m") as hosts:
+        off, behind, small = hosts
+        behind.variables |= {"LD_PRELOAD": FAKETIME, "FAKETIME": "-30s"}
+        for host in hosts:
+            host.start()
+        (tmp_path / "hold").touch()
+        sweep = here.command("bash", "run.sh", "--hosts", "gpu1,gpu2,gpu3", "--per-gpu", "1")
+        wait_until(lambda: len(jobs_on(here, "gpu1") + jobs_on(here, "gpu3")) == 2, 300)
+        small.fill()
+        off.switch_off()
+        (tmp_path / "hold").unlink()
+        done = ended(sweep)
+    print(done.stdout)
+    assert silent(done).stdout.endswith(f"{count} of {count} jobs finished, {count} of them now\n")
+    assert "gpu3: the disk is full: no more jobs are started there" in done.stdout
+    assert "goes on elsewhere: gpu1 has not answered for 20 s" in done.stdout
+    jobs = listed(here.do("bash", "run.sh", "--list"))
+    assert {*jobs.values()} == {("finished", "")}
+    for job in jobs:
+        assert_as_undisturbed(here, job, alone, job)
+
+
+def test_what_a_host_lacks(here: Project, tmp_path: Path) -> None:
+    """One line for each host, and nothing is started."""
+    write_grid(here.root, JOB)
+
+    def said(hosts: str) -> list[str]:
+        done = here.do("bash", "run.sh", "--hosts", hosts)
+        assert done.returncode == 2 and not [*here.root.glob("runs/*/*/output.txt")], done
+        return [line.removeprefix("run.sh: ") for line in done.stderr.splitlines()]
+
+    with workstations(NAMES[:2], tmp_path, tmp_path / "home") as hosts:
+        first, bare = hosts
+        (tmp_path / "bin").mkdir()
+        for name in ("sh", "mkdir", "cat", "env"):
+            (tmp_path / "bin" / name).symlink_to(shutil.which(name))
+        bare.variables["PATH"] = str(tmp_path / "bin")
+        for host in hosts:
+            host.start()
+        assert said("gpu1,gpu1") == ["--hosts: gpu1 is named twice"]
+        (line,) = said("gpu1:0-")
+        assert line == "--hosts gpu1:0-: write a host as gpu1, or gpu1:0-3 for some GPUs"
+        *lines, last = said("nowhere,gpu1,gpu2")
+        assert lines[0].startswith("nowhere: ssh: Could not resolve hostname nowhere: ")
+        assert lines[1:] == ["gpu2: there is no rsync there; install it"]
+        assert last == "2 of 3 hosts cannot be used; nothing was started"
+        (here.root / "cluster.toml").write_text('[hosts.gpu1]\npython = "/nowhere/python"\n')
+        line, _ = said("gpu1")
+        assert line.startswith("gpu1: ") and "/nowhere/python" in line
+        (here.root / "cluster.toml").write_text('[hosts.gpu1]\npythn = "python"\n')
+        (line,) = said("gpu1")
+        assert line.startswith("cluster.toml: [hosts.gpu1] pythn: must be folder = ")
+        (here.root / "cluster.toml").unlink()
+        (tmp_path / "key.pub").write_text("")
+        line, _ = said("gpu1")
+        assert line.startswith("gpu1: ") and "Permission denied" in line
+        first.switch_off()
+        line, _ = said("gpu1")
+        assert line.startswith("gpu1: ssh: connect to host ")
