@@ -2,8 +2,8 @@
 
 If the host shares the disk, this process only waits for the job, which makes its attempt itself.
 Otherwise the attempt is made here, with its lock and its courier. What the job needs is copied to
-the host, and what it has written comes back with each checkpoint, and at its end: what counts is
-the folder here, which looks at any moment as if the job had been killed here.
+the host, and what it has written comes back once a minute, and at its end: what counts is the
+folder here, which looks at any moment as if the job had been killed here.
 """
 
 import shlex
