@@ -20,12 +20,12 @@ import data
 import models
 import run
 import torch
+from labjobs.attempt import Attempt
 from labjobs.cli.parser import parse
 from labjobs.data.batches import Batches
 from labjobs.data.order import underlying
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
-from labjobs.launch import Attempt
 from labjobs.training.loop import Job
 from settings import METRICS, Settings
 from torch import Tensor, nn

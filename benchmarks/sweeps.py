@@ -30,7 +30,7 @@ HYDRA = """
 import sys
 import hydra
 import run
-from labjobs.launch import Attempt
+from labjobs.attempt import Attempt
 from labjobs.cli.parser import parse
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime

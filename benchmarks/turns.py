@@ -11,11 +11,11 @@ from typing import Any
 
 import run
 import torch
+from labjobs.attempt import Attempt
 from labjobs.cli.parser import parse
 from labjobs.data.batches import Batches
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
-from labjobs.launch import Attempt
 from labjobs.training.loop import Job
 from loops import terminal
 from settings import METRICS, Settings

@@ -17,11 +17,11 @@ from unittest.mock import patch
 import torch
 from bits import plain
 from labjobs import layout
+from labjobs.attempt import Attempt
 from labjobs.job import journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import handle_signals
-from labjobs.launch import Attempt
 from labjobs.training.loop import Job
 from toy import METRICS, Hook, Loop, Settings, factor
 
@@ -118,7 +118,7 @@ class Toy:
         if stop:
             loop = replace(loop, hook=signals(stop))
         folder = JobFolder(Settings(**settings), how, METRICS)
-        dropped = patch("labjobs.launch.attempts.drop_checkpoints") if keep_last else nullcontext()
+        dropped = patch("labjobs.attempt.attempts.drop_checkpoints") if keep_last else nullcontext()
         try:
             with dropped:
                 status = Here(folder).run(loop.main, check)

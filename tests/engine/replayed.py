@@ -15,12 +15,12 @@ from typing import Any
 from unittest.mock import patch
 
 from attempts import TIMES
+from labjobs.attempt import Attempt
 from labjobs.job import attempts
 from labjobs.job import journal as lines
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import handle_signals, log
-from labjobs.launch import Attempt
 from labjobs.tracking import costs, courier, mlflow_store
 from labjobs.tracking.stored_jobs import Known, StoredJob
 from toy import METRICS, Hook, Loop, Settings, factor
@@ -160,9 +160,9 @@ def here() -> Iterator[StringIO]:
     """Have the stand-ins take the places of what they stand for; yields what is printed."""
     said = StringIO()
     with (
-        patch("labjobs.launch.Courier", Courier),
+        patch("labjobs.attempt.Courier", Courier),
         patch("labjobs.job.attempts.present_code", _present),
-        patch("labjobs.launch.provenance.tags", lambda: {"commit": "1234abcd"}),
+        patch("labjobs.attempt.provenance.tags", lambda: {"commit": "1234abcd"}),
         patch.object(courier, "Run", Run),
         redirect_stdout(said),
         redirect_stderr(said),

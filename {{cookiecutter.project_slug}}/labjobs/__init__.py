@@ -1,6 +1,6 @@
 """The engine of a project's jobs: everything around the training loop.
 
-    settings, launch    what settings.py says; a job from its command to its exit status
+    settings, launch, attempt    what settings.py says; a job from its command to its exit status
     away          a job on another machine, in the process that stands for it here
     cli           a dataclass of settings as a command line
     evidence      the code that a job's results depend on

@@ -55,7 +55,7 @@ class Away(Attempt):
         super().__init__(folder)
 
     def _prepare(self) -> None:
-        folder = self._folder
+        folder = self.folder
         if folder.runtime.force or folder.starts_over:
             data_evidence.forget(folder.path)
             attempts.put_aside(folder.path)
@@ -81,11 +81,13 @@ class Away(Attempt):
             raise
         self._missing(IMPATIENCE)
         line = f"what it has written on {session.host} cannot be fetched: {problem}"
-        return leave(exit_status.FAILED, f"{self.label} {line}; the same command continues it")
+        return leave(
+            exit_status.FAILED, f"{self.folder.label} {line}; the same command continues it"
+        )
 
     def _end(self, status: int) -> int:
         """Deliver the results; return the exit status."""
-        folder = self._folder
+        folder = self.folder
         outcome, said = folder.outcome(), grid.last_line(folder.path / layout.OUTPUT)
         if status == exit_status.DONE and outcome.get("status") == "finished":
             shutil.rmtree(folder.path / layout.BEFORE, ignore_errors=True)
@@ -94,17 +96,17 @@ class Away(Attempt):
             return self._give_back(f"{self._session.host}: {DISK_IS_FULL}")
         problem = self._missing(IMPATIENCE)
         if self._courier and self._courier.displaced:
-            return leave(exit_status.ELSEWHERE, f"{self.label} {problem}")
+            return leave(exit_status.ELSEWHERE, f"{self.folder.label} {problem}")
         return status
 
     def _give_back(self, why: str) -> int:
         self._missing(IMPATIENCE)
-        return leave(exit_status.GIVEN_BACK, f"{self.label} {BACK.format(why)}")
+        return leave(exit_status.GIVEN_BACK, f"{self.folder.label} {BACK.format(why)}")
 
     def _send(self) -> str:
         """Copy what the job needs there: its inputs, and what it has written before; return what
         went wrong."""
-        folder = self._folder
+        folder = self.folder
         needed = [*attempts.inputs_of(folder.settings, folder.runs_root)]
         needed += [folder.root / layout.DRAWN, *(folder.runs_root / name for name in SHARED)]
         paths = [p.relative_to(folder.runs_root) for p in needed if p.exists()]
@@ -123,7 +125,7 @@ class Away(Attempt):
         begun = time.monotonic()
         if begun >= self._next:
             self._fetch()  # what went wrong is tried again
-            pause = max(OFTEN, min(SELDOM, 60 * self._folder.runtime.checkpoint_minutes))
+            pause = max(OFTEN, min(SELDOM, 60 * self.folder.runtime.checkpoint_minutes))
             self._next = time.monotonic() + max(pause, TIMES * (time.monotonic() - begun))
 
     def _fetch(self, ended: bool = False) -> str:
@@ -132,7 +134,7 @@ class Away(Attempt):
         Of a job that is running, a checkpoint is copied before the journal that reaches it, and
         gets its name after it. Only a journal that is complete is copied with an outcome.
         """
-        folder = self._folder
+        folder = self.folder
         here, there = f"{folder.path}/", f"{self._runs}/{self._there}/"
         only, copy = "--exclude=*", self._session.copy
         shared = [f"--include=/{name}/***" for name in SHARED]

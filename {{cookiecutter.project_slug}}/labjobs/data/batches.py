@@ -271,22 +271,12 @@ class Processes:
         that a process failed.
         """
         self._keys.all = keys
-        started: Future[Iterator[Read]] = Future()
-
-        def start() -> None:
-            try:
-                in_thread(self._device)
-                if self._loader is None:
-                    self._loader = self._new()
-                started.set_result(iter(self._loader))
-            except BaseException as error:
-                started.set_exception(error)
-
         if threading.current_thread() is threading.main_thread():
-            start()
+            self._read = self._restarted()
         else:
-            threading.Thread(target=start).start()
-        self._read = started.result()
+            started: Future[Iterator[Read]] = Future()
+            threading.Thread(target=_keep_result, args=(started, self._restarted)).start()
+            self._read = started.result()
 
     def next(self) -> Read:
         """Return what was read for the next key, with the batch on the device; a GPU copies it
@@ -313,6 +303,12 @@ class Processes:
                 process.join(1)
         self._loader, self._read, self.at = None, iter(()), None
 
+    def _restarted(self) -> Iterator[Read]:
+        in_thread(self._device)
+        if self._loader is None:
+            self._loader = self._new()
+        return iter(self._loader)
+
 
 class _Keys:
     """The sampler of a DataLoader whose keys change."""
@@ -321,6 +317,13 @@ class _Keys:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.all)
+
+
+def _keep_result(future: Future[Iterator[Read]], function: Callable[[], Iterator[Read]]) -> None:
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def _begin_to_read(job: tuple[Path, Places] | None, _worker: int) -> None:

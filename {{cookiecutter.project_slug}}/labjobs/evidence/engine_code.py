@@ -24,7 +24,7 @@ from labjobs.files import ENGINE
 
 CAN_CHANGE_RESULTS = (
     *("labjobs.training", "labjobs.data", "labjobs.devices", "labjobs.distributed"),
-    "labjobs.launch",
+    *("labjobs.launch", "labjobs.attempt"),
     "labjobs.settings",  # lengths, and which of two values is better
 )
 """All other modules (the command line, identity, tracking, sweeps, results, …) never change
