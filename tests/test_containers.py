@@ -77,7 +77,7 @@ def test_a_job_that_trains(
     lines = there.do(*repeat).stdout.splitlines()
     missing = f"its image {image} (sha256:{digest[:12]}) is not on this machine"
     assert f"job {job}: not repeated: {missing}" in lines
-    podman.do("untag", image)
+    podman.do("untag", image, image)
 
 
 def test_how_jobs_end(project: Project, podman: Podman, cluster: Cluster, tmp_path: Path) -> None:
