@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from labjobs import exit_status, settings
 from labjobs.cli.flags import option
+from labjobs.cli.ranges import Range
 from labjobs.errors import SettingsError
 from labjobs.job import attempts, identity
 from labjobs.job.terminal import leave
@@ -175,7 +176,7 @@ def _close_to(
         yield {flag: float(np.clip(number, 0, search.LAST)) for flag, number in numbers.items()}
 
 
-def _coordinates(ranges: Sequence[search.Range], job: Sequence[str]) -> list[float]:
+def _coordinates(ranges: Sequence[Range], job: Sequence[str]) -> list[float]:
     """Where a job lies: a number in [0, 1] for each range, but for a choice one for each value; the
     middle for a flag that is not given."""
     given, found = search.flags(job), list[float]()

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labjobs import layout
+from labjobs.cli.ranges import Range
 from labjobs.errors import SettingsError, did_you_mean
 from labjobs.files import PROJECT, shown, write_shared
 from labjobs.sweeps import search
-from labjobs.sweeps.search import Range
 
 SAMPLERS = ("tpe", "gp", "cmaes")
 """What `with=` can name: samplers of Optuna."""
@@ -98,8 +98,9 @@ class Proposals:
         """Yield the jobs that are known: their arguments, and how they were proposed."""
         ranges = search.texts(self.ranges)
         about = {"proposal": self.name, "seed": int(self.seed), "ranges": ranges}
-        for number, generation in enumerate(self.known(), 1):
-            yield from ((job, {**about, "generation": number}) for job in generation.jobs)
+        for number, generation in enumerate(self.known()):
+            for index, job in enumerate(generation.jobs, number * self.count):
+                yield job, {**about, "generation": number + 1, "index": index}
 
 
 def read(words: list[str]) -> Proposals:
