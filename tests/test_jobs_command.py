@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from faults import Project, curves_in, ended, job_of, one_line, silent, succeeded
 from labjobs import locks
+from labjobs.commands import inventory
 from scipy import stats
 
 MLP = ("--epochs", "1", "--lr", "0.01", "--note", "it's a try", "--quiet")
@@ -88,6 +89,25 @@ def test_list_sorts_and_selects(made):
     assert listed("--where", "lr>=1e-2") == listed("--where", "state=finished") == [made.mlp]
     assert listed("--where", "model = convnet", "--where", "lr!=0.01") == [made.convnet]
     assert made.lines("list", "--where", "batch-size<64") == ["0 jobs"]
+
+
+def test_list_has_means_over_repeats(made):
+    mlp, convnet = made.json("list", "--groups", "--by", "val_loss")
+    assert (mlp["jobs"], mlp["states"], mlp["n"]) == ([made.mlp], {"finished": 1}, 1)
+    assert "seed" not in mlp["settings"] and convnet["jobs"] == [made.convnet]
+    row = {"script": "run", "state": "finished", "settings": {"lr": 0.1, "seed": 0}}
+    rows = [
+        row | {"id": id, "metrics": {"best_val_loss": loss}} for id, loss in (("a", 1), ("b", 3))
+    ]
+    rows[1]["settings"] = {"lr": 0.1, "seed": 1}
+    rows.append(
+        row | {"id": "c", "metrics": {}, "state": "failed", "settings": {"lr": 1, "seed": 0}}
+    )
+    both, failed = inventory.grouped(rows)
+    assert (both["jobs"], both["n"], both["metrics"]) == (["a", "b"], 2, {"best_val_loss": 2})
+    assert (failed["jobs"], failed["n"], failed["states"]) == (["c"], 0, {"failed": 1})
+    first, *_, last = made.lines("list", "--groups", "--where", "state=finished")
+    assert first.startswith("1 finished  mean of 1: best_val_loss ") and last == "1 group"
 
 
 def test_list_without_jobs_is_one_line(made, tmp_path):

@@ -67,6 +67,7 @@ COMMANDS = {
         JSON
         | argument("--by", "sort by a metric, the best first", metavar="METRIC", default="")
         | argument("--where", CONDITIONS, metavar="CONDITION", action="append", default=[])
+        | argument("--groups", "a line for jobs that differ in repeats alone", action="store_true")
         | argument("--test", "print test results, by which nothing is chosen", action="store_true"),
         "inventory.print_list",
     ),

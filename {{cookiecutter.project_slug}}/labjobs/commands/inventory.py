@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from labjobs import exit_status, layout, locks
@@ -31,7 +32,7 @@ from labjobs.job.folder import JobFolder
 from labjobs.job.identity import as_command, restore
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import as_line, counted, leave, parts_of
-from labjobs.settings import Span
+from labjobs.settings import Span, roles
 from labjobs.sweeps.states import State, View
 from labjobs.tracking import costs, courier, stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name, fingerprint
@@ -304,14 +305,21 @@ class Project:
 
 def print_list(project: Project, given: Namespace) -> None:
     """Print the jobs that fulfil `where`, with their validation or `test` results: the newest last,
-    or the best `by` a metric first. Raises SettingsError."""
+    or the best `by` a metric first; or the means of `groups` that differ in repeats alone. Raises
+    SettingsError."""
     jobs, as_json = {job.id: job for job in project.all()}, given.json
-    rows = [_row(project, job, as_json or bool(given.by), given.test) for job in jobs.values()]
+    full = as_json or given.groups or bool(given.by)
+    rows = [_row(project, job, full, given.test) for job in jobs.values()]
     rows.sort(key=lambda row: (row["ended"], row["id"]))
     for condition in given.where:
         rows = selected(condition, rows, "--where ")
+    if given.groups:
+        rows = grouped(rows)
     if given.by:
         rows.sort(key=_rank(given.by, rows))
+    if given.groups:
+        _print_groups(rows, as_json)
+        return
     if as_json:
         plain = [row | {"ended": _iso(row["ended"])} for row in rows]
         print(json_of(plain), flush=True)
@@ -367,6 +375,50 @@ def fulfilling(given: str, jobs: Iterable[Job]) -> list[Job]:
     for condition in re.split(r",(?=[\w-]+\s*[!<>=])", given):
         rows = selected(condition, rows)
     return [row["job"] for row in rows]
+
+
+def grouped(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for the jobs that differ in repeats alone, such as the seed: their `jobs`, how
+    many are in each of the `states`, the `metrics` in the mean, and over how many of them (`n`)."""
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        of = roles(identity.read(row["script"]).settings)
+        row["settings"] = {k: v for k, v in row["settings"].items() if of.get(k) != "repeat"}
+        alike.setdefault(str((row["script"], row["settings"])), []).append(row)
+    return [_means(own) for own in alike.values()]
+
+
+def _means(alike: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row of jobs that differ in repeats alone."""
+    values: dict[str, list[float]] = {}
+    for name, value in (item for row in alike for item in row["metrics"].items()):
+        values.setdefault(name, []).append(value)
+    return {
+        "jobs": [row["id"] for row in alike],
+        "states": Counter(row["state"] for row in alike),
+        "metrics": {name: fmean(each) for name, each in values.items()},
+        "n": max(map(len, values.values()), default=0),
+        "script": alike[0]["script"],
+        "settings": alike[0]["settings"],
+    }
+
+
+def _print_groups(groups: list[dict[str, Any]], as_json: bool) -> None:
+    """Print groups of jobs by the settings in which they differ."""
+    if as_json:
+        print(json_of(groups), flush=True)
+        return
+    values: dict[str, set[str]] = {}
+    for name, value in ((n, v) for group in groups for n, v in group["settings"].items()):
+        values.setdefault(name, set()).add(as_text(value))
+    for group in groups:
+        states = ", ".join(f"{n} {state}" for state, n in sorted(group["states"].items()))
+        own = group["settings"].items()
+        words = " ".join(f"{n}={as_text(v)}" for n, v in own if len(values[n]) > 1) or "all jobs"
+        best = {key: value for key, value in group["metrics"].items() if key.startswith(RESULTS)}
+        means = f"  mean of {group['n']}: {as_line(best)}" if best else ""
+        print(f"{states}{means}  {words}")
+    print(counted(len(groups), "group"))
 
 
 def _rank(by: str, rows: list[dict[str, Any]]) -> Callable[[dict[str, Any]], float]:
