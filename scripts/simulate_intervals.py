@@ -24,10 +24,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "{{cookiecutter.project_slug}}"))
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from labjobs.results import groups, intervals, samples  # noqa: E402
+from labjobs.cli.ranges import parse  # noqa: E402
+from labjobs.results import groups, intervals, samples, searches  # noqa: E402
 from labjobs.results.metrics import Measured  # noqa: E402
 from labjobs.results.samples import Sample  # noqa: E402
+from labjobs.results.searches import Search  # noqa: E402
 from labjobs.settings import Metric  # noqa: E402
+from labjobs.sweeps.search import point  # noqa: E402
 from pages import machine, page, table  # noqa: E402
 
 ACCURACY = Measured("accuracy", Metric(better="higher", range=(0, 1)), "test")
@@ -218,6 +221,85 @@ def tasks(random: np.random.Generator, trials: int) -> Iterator[list[str]]:
         yield [f"{count} tasks, {seeds} seeds", f"{held:.1%}"]
 
 
+FLAGS = ("--lr", "--width", "--dropout")
+
+
+def tuned(u: NDArray[Any], kind: str) -> NDArray[Any]:
+    """Return the losses of settings (N, 3), numbers in [0, 1); NaN if they diverged."""
+    loss: NDArray[Any] = 0.1 + (u[:, 0] - 0.7) ** 2 + 0.1 * u[:, 1] + 0.05 * u[:, 2] ** 4
+    if kind == "rounded":  # as the accuracy on few examples
+        return loss.round(2)
+    return np.where((u[:, 0] > 0.9) & (u[:, 1] > 0.3), np.nan, loss) if kind == "diverged" else loss
+
+
+def drawn(random: np.random.Generator, count: int, spread: bool) -> NDArray[Any]:
+    """Return settings (N, 3): independent ones, or those that `search` draws."""
+    if not spread:
+        return random.random((count, len(FLAGS)))
+    seed = random.integers(1 << 30)
+    return np.array([[point(f"{seed} {flag}", n) for flag in FLAGS] for n in range(count)])
+
+
+def bands_hold(
+    random: np.random.Generator, trials: int, count: int, kind: str, spread: bool
+) -> list[float]:
+    """Return how often the band around the best of 1, 2, … `count` draws contains all of the true
+    medians, and the one of the best of `count`."""
+    many = np.sort(tuned(random.random((10**6, 3)), kind))  # NaN is last
+    counts = np.arange(1, count + 1)
+    truth = many[np.ceil((1 - 0.5 ** (1 / counts)) * len(many)).astype(int) - 1]
+    held = np.zeros(2)
+    for _ in range(trials):
+        found = np.sort(tuned(drawn(random, count, spread), kind))
+        _, better, worse = searches.best_of(found, counts)
+        known, low, high = (np.nan_to_num(each, nan=np.inf) for each in (truth, better, worse))
+        inside = (np.where(np.isfinite(low), low, -np.inf) <= known) & (known <= high)
+        held += inside.all(), inside[-1]
+    return [*held / trials]
+
+
+def tuning(random: np.random.Generator, trials: int) -> Iterator[list[str]]:
+    """Yield how many settings were drawn, and how often the band around the best holds."""
+    for count, kind, spread in product((8, 20, 40, 100), ("plain", "rounded"), (False, True)):
+        yield _tuned(random, trials, count, kind, spread)
+    yield _tuned(random, trials, 40, "diverged", spread=True)
+
+
+def _tuned(
+    random: np.random.Generator, trials: int, count: int, kind: str, spread: bool
+) -> list[str]:
+    how = "drawn by `search`" if spread else "independent"
+    more = {"plain": "", "rounded": ", rounded results", "diverged": ", some diverge"}[kind]
+    found = bands_hold(random, trials, count, kind, spread)
+    return [f"{count} draws, {how}{more}", *(f"{each:.1%}" for each in found)]
+
+
+def by_chance(random: np.random.Generator, trials: int, count: int, flags: int) -> list[float]:
+    """Return how often any of some settings without an effect is called important, and how often
+    the best quarter is said to touch an end of a range."""
+    names = [f"flag_{n}" for n in range(flags)]
+    ranges = {name: parse(f"--{name.replace('_', '-')}", "uniform 0 1") for name in names}
+    wrong = np.zeros(2)
+    for _ in range(trials):
+        table = pd.DataFrame(random.random((count, flags)), columns=names)
+        table[searches.RESULT], table[searches.STATE] = random.random(count), "finished"
+        table.attrs["settings"] = names
+        each = Search("", LOSS, {}, ranges, table)
+        above = [p < samples.LEVEL for *_, p in searches.importances(each).values()]
+        wrong += any(above), bool(searches.edges(each))
+    return [*wrong / trials]
+
+
+def chances(random: np.random.Generator, trials: int) -> Iterator[list[str]]:
+    """Yield how large a search was, and how often it is said to show what it does not."""
+    for count, flags in product((20, 40, 100), (1, 4)):
+        found = by_chance(random, trials, count, flags)
+        yield [
+            f"{count} trials, {flags} setting{'s' * (flags > 1)}",
+            *(f"{each:.1%}" for each in found),
+        ]
+
+
 def main() -> None:
     """Print the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -239,6 +321,13 @@ def main() -> None:
     table(["", "validation", "test", "test, after `confirm`"], choices(random, trials))
     print(f"\nAn interquartile mean over tasks, {trials // 4:,} times each:\n")
     table(["", "its interval"], tasks(np.random.default_rng(1), trials // 4))
+    print(
+        "\nThe best of n draws of a search: how often its band holds for all n, and for the last:\n"
+    )
+    table(["", "all together", "the last"], tuning(np.random.default_rng(2), trials))
+    print(f"\nA search of settings without any effect, {trials // 2:,} times each:\n")
+    head = ["", "any is called important", "an end is called too near"]
+    table(head, chances(np.random.default_rng(3), trials // 2))
 
 
 if __name__ == "__main__":

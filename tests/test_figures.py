@@ -4,6 +4,7 @@ import json
 import math
 import re
 import runpy
+import shlex
 import sys
 import time
 import zlib
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import odd_grids
+import pandas as pd
 import pytest
 import recomputed
 import stored
@@ -20,6 +22,7 @@ from labjobs import layout
 from labjobs.files import record
 from labjobs.results import figure_files, style
 from labjobs.settings import CONFIRMING
+from labjobs.sweeps import search
 from repository import REPOSITORY
 from stored import CLASSIFIER
 from test_recipes import blocks
@@ -230,6 +233,108 @@ def test_each_data_set_has_figures_of_its_own(draw, store):
         assert f" Dataset {task}." in caption
         about = json.loads((drawn.folder / f"confusion-{task.replace(' ', '-')}.json").read_text())
         assert about["shared"]["dataset"] == task
+
+
+def trials(store, experiment, words, result, stopped=(), more=None, **settings):
+    """Store the trials of a line `search`, whose settings have these results; NaN has diverged."""
+    for job, draw in search.jobs(shlex.split(words)):
+        given = {flag[2:].replace("-", "_"): value for flag, value in search.flags(job).items()}
+        how = {"optimizer": "adam", "momentum": "0.9", "dataset": "digits", **given, **settings}
+        how |= {"monitor": "val_loss", "seed": 0}
+        loss = result({name: float(value) for name, value in given.items() if name != "optimizer"})
+        tags = {"search": json.dumps(draw | (more or {}))}
+        if draw["index"] in stopped:
+            tags["stopped"] = "at 2e"
+            store.job(
+                experiment, {"cpu_hours": [0.5]}, status="KILLED", mark=False, tags=tags, **how
+            )
+        elif math.isnan(loss):
+            store.job(experiment, {}, status="FAILED", tags=tags, **how)
+        else:
+            store.job(experiment, {"val_loss": [3.0, loss]}, seconds=3600, tags=tags, **how)
+
+
+CONDITION = "--optimizer 'choice sgd adam' --momentum 'uniform 0.5 0.99 if --optimizer=sgd'"
+
+
+def test_a_search_has_figures_of_its_own(draw, store, figures):
+    """Every trial is there, at its place, with what its settings and its result are."""
+    words = f"40 seed=1 --lr 'log 1e-4 1e-1' {CONDITION} -- --width 8"
+    trials(store, "search", words, lambda s: math.nan if s["lr"] < 2e-4 else -math.log10(s["lr"]))
+    drawn = draw("search")
+    assert drawn.status == 0
+    assert [name for name in drawn.names if name.startswith("search-")] == SEARCHES
+    for file in drawn.files:
+        assert_prints_right(*file)
+    table = pd.read_csv(drawn.folder / "jobs.csv")
+    lost = int((table["state"] == "diverged").sum())
+    crosses = f"of 40 trials; the best quarter is filled, crosses {lost} trials that diverged."
+    assert crosses in drawn.caption("search-slices")
+    said = " The best quarter touches the end of the range of learning rate, 0.1: a wider one may"
+    assert said in drawn.caption("search-slices")
+    assert "Not above chance: optimizer, momentum." in drawn.caption("search-importance")
+    by_setting = {ax.get_xlabel(): ax for ax in figures["search-slices"].axes}
+    assert [*by_setting] == ["learning rate", "optimizer", "momentum"]
+    assert by_setting["learning rate"].get_xscale() == "log"
+    of_sgd = table["optimizer"] == "sgd"
+    for name, ax in by_setting.items():
+        cross, every, best = (np.column_stack(line.get_data()) for line in ax.lines)
+        every = every[np.isfinite(every).all(axis=1)]
+        own = of_sgd if name == "momentum" else of_sgd | ~of_sgd
+        finished = table[own & (table["state"] == "finished")]
+        assert len(every) == len(finished), name
+        assert sorted(every[:, 1]) == pytest.approx(sorted(finished["best_val_loss"]))
+        assert name == "momentum" or (len(cross), len(best)) == (lost, 10)
+    labels = [label.get_text() for label in by_setting["optimizer"].get_xticklabels()]
+    places = [labels[round(x)] for x in by_setting["optimizer"].lines[1].get_xdata()]
+    assert places == [
+        *table.set_index("lr").loc[by_setting["learning rate"].lines[1].get_xdata()]["optimizer"]
+    ]
+    by_trial, by_hours = figures["search-best"].axes
+    best = table["best_val_loss"].min()
+    assert by_trial.lines[-1].get_ydata()[-1] == by_hours.lines[-1].get_ydata()[-1] == best
+    assert by_hours.lines[-1].get_xdata()[-1] == pytest.approx(40 - lost)
+    median, better, worse = (line.get_ydata() for line in figures["search-expected"].axes[0].lines)
+    results = np.sort(table["best_val_loss"].fillna(math.inf))
+    assert median[[0, -1]] == pytest.approx([results[19], best])
+    assert (worse[np.isfinite(worse)] >= median[np.isfinite(worse)]).all()
+    assert (better[np.isfinite(better)] <= median[np.isfinite(better)]).all()
+
+
+SEARCHES = [f"search-{kind}" for kind in ("slices", "expected", "best", "importance", "parallel")]
+
+
+def test_trials_that_are_no_sample_have_no_band(draw, store, figures):
+    words = "12 --lr 'log 1e-4 1e-1' -- --width {}"
+    loss = lambda settings: settings["lr"]  # noqa: E731
+    trials(store, "chosen", words.format(8), loss, stopped=range(3, 12), model="mlp")
+    proposed = {"proposal": "tuned", "generation": 2}
+    trials(store, "chosen", words.format(8), loss, more=proposed, model="convnet")
+    drawn = draw("chosen")
+    why = ("mlp: halving has stopped 9 of its trials", "its settings follow from earlier results")
+    assert (
+        f"left out search-expected: no search is a sample of its ranges ({why[0]}; " in drawn.said
+    )
+    assert "left out search-importance: importances need 8 trials that are a sample" in drawn.said
+    assert all(each in drawn.caption("search-best") for each in why)
+    assert "of 12 trials (mlp) and 12 trials (tuned, convnet)" in drawn.caption("search-slices")
+    _, by_hours = figures["search-best"].axes
+    ends = {line.get_label(): max(line.get_xdata(), default=0) for line in by_hours.lines}
+    assert (ends["mlp"], ends["tuned, convnet"]) == pytest.approx((3 + 9 * 0.5, 12))
+    until = "until 3 without improvement --at-most " + words.format(16)
+    trials(store, "chosen", until, loss, model="mlp")
+    trials(store, "chosen", words.format(32), loss, model="mlp")
+    drawn = draw("chosen")
+    assert "as expected from 12 trials (mlp, width 32)" in drawn.caption("search-expected")
+    assert ": its results decided when it ended" in drawn.caption("search-expected")
+
+
+def test_a_search_without_results_is_left_out(draw, store):
+    words = "9 --lr 'log 1e-4 1e-1' -- --width {}"
+    trials(store, "few", words.format(8).replace("9", "1", 1), lambda settings: settings["lr"])
+    drawn = draw("few")
+    why = "fewer than two trials of a search have ended; draw more in run.sh"
+    assert f"left out {', '.join(SEARCHES)}: {why}\n" in drawn.said
 
 
 def test_an_average_over_many_tasks(draw, store, edit, figures):

@@ -120,6 +120,17 @@ def test_equal_methods_are_seldom_told_apart():
     assert simulate_intervals.told_apart(random, 100, 5, 3, paired=True) <= 0.08
 
 
+@pytest.mark.parametrize("kind", ["plain", "rounded", "diverged"])
+def test_the_best_of_a_search_is_within_its_band(kind):
+    random = np.random.default_rng(0)
+    assert simulate_intervals.bands_hold(random, 100, 20, kind, spread=True)[0] >= 0.9
+
+
+def test_a_search_without_effects_seldom_shows_any():
+    random = np.random.default_rng(0)
+    assert max(simulate_intervals.by_chance(random, 100, 40, 3)) <= 0.1
+
+
 def test_a_fraction_is_within_its_interval_at_least_as_often_as_it_says():
     counts = np.random.default_rng(3).binomial(12, 0.8, TRIALS)
     _, low, high = intervals.of_counts(counts, 12)

@@ -7,6 +7,7 @@ and matplotlib; may import cli, job and tracking.
     comparison    what a figure distinguishes of that, and what its caption says about it
     figures       figures at their printed size, their axes and legends
     plots         what is drawn on the axes; text: labels, names and numbers that fit
+    searches      figures of a search, and what they are drawn from
     figure_files  the files of a figure, and where it comes from
     print_check   whether they print right
     plotting      the command line of plot.py, and what every caption says

@@ -23,6 +23,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import AutoLocator, LogLocator, MaxNLocator, NullFormatter
+from numpy.typing import ArrayLike
 
 from labjobs.results import text
 from labjobs.results.comparison import Curves
@@ -323,6 +324,9 @@ def _apart(axis: Axis | Any, places: Iterable[float]) -> list[float]:
 
 HIDDEN = 0.02  # fraction of the values that an axis may leave out, the worst ones
 
+WORST = 0.1  # the same for the trials of a search, many of which are bad, if without these
+CROWDED = 0.5  # the others take less than this part of the axis
+
 ABSURD = 1000
 """How many times larger than the median a result is that would flatten all others on a linear axis,
 as after a step that nearly diverged."""
@@ -346,6 +350,18 @@ def limit_to_curves(ax: Axes, curves: Curves, metric: Measured) -> str:
     early = " Means end where the first of their jobs ends." * (max(ends, default=1) > 1)
     axes, each = [panel.yaxis for panel in text.figure_of(ax).axes], [x["value"] for x in lines]
     return early + _limit(axes, each, metric, hidden=0 if metric.log else HIDDEN, room=0)
+
+
+def limit_to_trials(
+    axes: Sequence[Axes], results: ArrayLike, metric: Measured, worst: float = WORST
+) -> str:
+    """Set the limits of the y axis that panels share so that the `worst` trials of a search do not
+    crowd the others out. Return what the caption has to say about this."""
+    values = np.sort(metric.sign * np.asarray(results, dtype=float)[np.isfinite(results)])
+    kept = values[int(worst * len(values)) :]
+    is_crowded = not metric.log and np.ptp(kept) < CROWDED * np.ptp(values)
+    axis, hidden = [ax.yaxis for ax in axes], worst if is_crowded else 0
+    return _limit(axis, [metric.sign * values], metric, hidden, room=0)
 
 
 def limit_to_intervals(

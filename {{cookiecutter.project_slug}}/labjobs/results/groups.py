@@ -71,6 +71,14 @@ def tasks(jobs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return found
 
 
+def with_task_of(jobs: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
+    """Return those of other jobs that have the task of these, which all have the same."""
+    for name in with_role(jobs, "task"):
+        if name in others:
+            others = others[others[name].map(str) == str(jobs[name].iloc[0])]
+    return others
+
+
 def counted(alike: Sequence[pd.DataFrame], repeats: Sequence[str]) -> str:
     """Return how many repeats jobs with the same settings have, by the settings in which they
     differ: `2–3 seeds`, `5 folds with 3 seeds each`."""

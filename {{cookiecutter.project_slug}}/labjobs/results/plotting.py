@@ -22,7 +22,17 @@ from labjobs.errors import SettingsError, did_you_mean
 from labjobs.files import PROJECT, write_json, write_text
 from labjobs.job.identity import DEFAULT
 from labjobs.job.terminal import counted, leave, prepare_streams
-from labjobs.results import figure_files, figures, groups, page, paper, style, table_files, tables
+from labjobs.results import (
+    figure_files,
+    figures,
+    groups,
+    page,
+    paper,
+    searches,
+    style,
+    table_files,
+    tables,
+)
 from labjobs.results.comparison import MOST
 from labjobs.results.metrics import SHOWN, WORDS, NoResults, chooser, declared
 from labjobs.results.paper_tables import Table
@@ -45,10 +55,12 @@ def main(
     printed: Mapping[str, Tabulating] = MappingProxyType({}),
     script: str = DEFAULT,
     of_tasks: Mapping[str, Drawing] = MappingProxyType({}),
+    of_searches: Mapping[str, Drawing] = searches.FIGURES,
 ) -> int:
     """Draw figures, by their names: figures `of_all` jobs that have the settings of `only`, and
-    figures `of_one` of these jobs, by default the best on validation data, and figures `of_tasks`,
-    if there are several; and write the tables that are to be `printed`.
+    figures `of_one` of these jobs, by default the best on validation data, figures `of_tasks`, if
+    there are several, and figures `of_searches`, if there are any; and write the tables that are to
+    be `printed`.
 
     The jobs all belong to one script, `run` for run.py; `kind` is the class of their settings.
     `labels` are what settings are called in figures.
@@ -60,7 +72,7 @@ def main(
     except SettingsError as error:
         return leave(exit_status.WRONG, f"plot.py: {error}")
     of_tables = {*printed, "results", "jobs"} if printed else ()  # they may be another script's
-    pages = _Pages(args, {**of_all, **of_one, **of_tasks}, of_tables)
+    pages = _Pages(args, {**of_all, **of_one, **of_tasks, **of_searches}, of_tables)
     try:
         if args.provenance:
             about = figure_files.read(args.provenance)
@@ -89,7 +101,7 @@ def main(
         if args.checklist:
             print(paper.checklist(found.jobs))
             return exit_status.DONE
-        _draw(pages, found, of_all, of_one, of_tasks)
+        _draw(pages, found, of_all, of_one, of_tasks, of_searches)
         _write(pages, found, printed)
         if args.page:
             _write_page(pages, found)
@@ -234,8 +246,9 @@ def _draw(
     of_all: Mapping[str, Drawing],
     of_one: Mapping[str, Drawing],
     of_tasks: Mapping[str, Drawing],
+    of_searches: Mapping[str, Drawing],
 ) -> None:
-    """Draw the figures of each task, and those of all tasks."""
+    """Draw the figures of each task and of its searches, and those of all tasks."""
     args, jobs = pages.args, groups.choosing(found.jobs)
     tasks, (out, _) = groups.tasks(jobs), _folders(args)
     formats, venue = args.format.split(","), style.named(args.venue)
@@ -243,12 +256,13 @@ def _draw(
         *_stems(of_all, tasks),
         *_stems(of_one, [""] if args.job else tasks),
         *_stems(of_tasks if len(tasks) > 1 else (), [""]),
+        *_stems(of_searches, [task for task, own in tasks.items() if any(own[tables.SEARCH])]),
     ]:
         alike = tasks.get(task, jobs)
         with pages.of(stem):
             shown = _one(args.job, found.every, alike) if name in of_one else alike
             about = _provenance(shown) | {"figure": name, "venue": args.venue}
-            figure, caption = {**of_all, **of_one, **of_tasks}[name](shown)
+            figure, caption = {**of_all, **of_one, **of_tasks, **of_searches}[name](shown)
             caption += _about(shown) + _differences(shown, found.mixed)
             if not (args.job and name in of_one):
                 caption += found.counts(alike, groups.with_role(alike, "task") if task else ())

@@ -31,6 +31,13 @@ from labjobs.tracking import stored_jobs
 UNFINISHED = "unfinished"
 """The attribute of a table of jobs with the rows of `unfinished`, for tables that count all."""
 
+SEARCH = "search draw"
+"""The column of a table of jobs that has the draw of a search that a job is, as JSON; empty if it
+is none. No setting can have a name with a space."""
+
+COSTS = ("gpu_hours", "cpu_hours")
+"""The metrics that jobs without results have too."""
+
 OWN = ("job_id", "run_id", "ended", "diverged")
 """The columns of a table of jobs besides their settings, metrics and tags."""
 
@@ -45,11 +52,11 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     told.
 
     The table has the jobs that finished and those that diverged (column `diverged`), which have
-    settings but no metrics. Jobs that `jobs.py find` has run are left out. Settings have today's
-    names; if a job is older than a setting, the setting has its neutral value. If a setting, a
-    metric and a tag have the same name, the setting is kept (`lr`); the tag `hardware` is the
-    device. The names of the settings are in `attrs["settings"]`, their roles in `attrs["roles"]`,
-    those that do not count in all jobs in `attrs["nested"]`.
+    settings and costs but no results. Jobs that `jobs.py find` has run are left out. Settings have
+    today's names; if a job is older than a setting, the setting has its neutral value. If a
+    setting, a metric and a tag have the same name, the setting is kept (`lr`); the tag `hardware`
+    is the device. The names of the settings are in `attrs["settings"]`, their roles in
+    `attrs["roles"]`, those that do not count in all jobs in `attrs["nested"]`.
     Raises NoResults if no job has finished, ConnectionError if the store cannot be read.
     """
     every = [job for job in stored_jobs.jobs(experiment) if runtime.TAG not in job["tags"]]
@@ -63,9 +70,12 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
 
     rows = []
     for job in found:
-        tags, metrics = job["tags"], {} if job["diverged"] else job["metrics"]
+        tags, metrics = job["tags"], job["metrics"]
+        if job["diverged"]:
+            metrics = {name: metrics[name] for name in COSTS if name in metrics}
         own = {key: value for key, value in job.items() if key in OWN}
         own |= {"hardware": tags.get("device", "unknown"), DECLARED: tags.get("metrics", "{}")}
+        own[SEARCH] = tags.get("search", "")
         rows.append(tags | metrics | own)
     table = pd.DataFrame(rows)
     table["stale"] = [bool(evidence.change) for _, evidence in chosen]
@@ -97,8 +107,8 @@ def joined(jobs: pd.DataFrame, inputs: pd.DataFrame) -> pd.DataFrame:
 
 
 def unfinished(experiment: str, script: str, wanted: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the settings of the jobs that were tried and have no results, and why (`state`), one
-    row per job; settings must have the values `wanted`, as in `only`."""
+    """Return the settings of the jobs that were tried and have no results, why (`state`), and what
+    they cost, one row per job; settings must have the values `wanted`, as in `only`."""
 
     found = [
         job
@@ -109,6 +119,9 @@ def unfinished(experiment: str, script: str, wanted: Mapping[str, Any]) -> pd.Da
     for name, values in _settings(found).items():
         table[name] = pd.Series(values, dtype=object)
     table["state"] = [job["state"] for job in found]
+    table[SEARCH] = [job["tags"].get("search", "") for job in found]
+    for name in COSTS:
+        table[name] = [job["metrics"].get(name, np.nan) for job in found]
     return _with(table, {name: value for name, value in wanted.items() if name in table})
 
 
