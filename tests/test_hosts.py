@@ -1,6 +1,12 @@
-"""`bash run.sh --hosts`: workstations with a real sshd."""
+"""`bash run.sh --hosts`: workstations with a real sshd, with and without a shared disk."""
 
+import os
+import random
+import re
 import shutil
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -9,13 +15,15 @@ from faults import (
     Project,
     assert_as_undisturbed,
     ended,
+    kill,
     silent,
+    some,
     succeeded,
     wait_until,
 )
 from slurms import listed
-from sweeps import write_grid
-from workstations import FAKETIME, workstations
+from sweeps import make_gpus, write_grid
+from workstations import FAKETIME, Workstation, workstations
 
 pytestmark = [pytest.mark.full, pytest.mark.root]
 
@@ -83,6 +91,39 @@ def test_hosts_that_fail(here: Project, tmp_path: Path, count: int) -> None:
         assert_as_undisturbed(here, job, alone, job)
 
 
+def test_a_shared_disk(here: Project, tmp_path: Path) -> None:
+    """Nothing is copied, and each GPU has one job. Ctrl-C ends what runs on all hosts; the same
+    command goes on."""
+    write_grid(here.root, *(f"{JOB} --seed {seed}" for seed in range(4)))
+    alone = here.copy(tmp_path / "alone")
+    succeeded(alone.do("bash", "run.sh"))
+    (tmp_path / "rsync").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "rsync").chmod(0o755)
+    with workstations(NAMES[:2], tmp_path) as hosts:
+        for number, host in enumerate(hosts):
+            machine = tmp_path / f"machine{number}"
+            make_gpus(machine, 2)
+            host.variables |= {"PATH": f"{machine}:{host.variables['PATH']}"}
+            host.variables |= {"GPU_LOCKS": str(machine / "locks")}
+            host.start()
+        (tmp_path / "hold").touch()
+        sweep = here.command("bash", "run.sh", "--hosts", "gpu1:0,gpu2:0-1")
+        wait_until(lambda: len([*here.root.glob("runs/*/*/last.pt")]) == 3, 300)
+        os.killpg(sweep.pid, signal.SIGINT)
+        stopped = ended(sweep)
+        assert stopped.returncode == 130, stopped
+        # Couriers may still deliver what their jobs have written.
+        wait_until(lambda: [len(host.pids()) for host in hosts] == [1, 1], 300)
+        (tmp_path / "hold").unlink()
+        assert sorted(word for word, _ in states(here)) == ["interrupted"] * 3 + ["pending"]
+        done = here.do("bash", "run.sh", "--hosts", "gpu1:0,gpu2:0-1")
+        assert silent(done).stdout.endswith("4 of 4 jobs finished, 4 of them now\n")
+    places = {"gpu1 GPU-0", "gpu2 GPU-0", "gpu2 GPU-1"}
+    assert {*re.findall(r"started on (.*):", stopped.stdout + done.stdout)} == places
+    for job in listed(here.do("bash", "run.sh", "--list")):
+        assert_as_undisturbed(here, job, alone, job)
+
+
 def test_what_a_host_lacks(here: Project, tmp_path: Path) -> None:
     """One line for each host, and nothing is started."""
     write_grid(here.root, JOB)
@@ -120,3 +161,55 @@ def test_what_a_host_lacks(here: Project, tmp_path: Path) -> None:
         first.switch_off()
         line, _ = said("gpu1")
         assert line.startswith("gpu1: ssh: connect to host ")
+
+
+@pytest.mark.parametrize("seed", some(range(20), 3))
+def test_random_kills(here: Project, tmp_path: Path, seed: int) -> None:
+    """A host, a network, a job, a connection or run.sh itself ends at a random instant; the same
+    command does the rest."""
+    write_grid(here.root, *(f"{JOB} --seed {seed}" for seed in range(3)))
+    alone = here.copy(tmp_path / "alone")
+    succeeded(alone.do("bash", "run.sh"))
+    chance = random.Random(seed)
+    what = chance.choice(["host", "network", "job", "connection", "run.sh"])
+    command = ("bash", "run.sh", "--hosts", "gpu1,gpu2", "--per-gpu", "1")
+    with workstations(NAMES[:2], tmp_path, tmp_path / "home") as hosts:
+        for host in hosts:
+            host.start()
+        sweep = here.command(*command)
+        wait_until(lambda: any(here.root.glob("runs/*/*/output.txt")), 300)
+        time.sleep(chance.uniform(0, 20))
+        end(what, chance.choice(hosts), sweep, tmp_path)
+        done = ended(sweep)
+        assert "Traceback" not in done.stdout + done.stderr
+        assert done.returncode in (0, 1, -signal.SIGKILL), done
+        assert here.do(*command).returncode == 0
+    assert {*states(here)} == {("finished", "")}
+    for job in listed(here.do("bash", "run.sh", "--list")):
+        assert_as_undisturbed(here, job, alone, job)
+
+
+def states(project: Project) -> list[tuple[str, str]]:
+    return [*listed(project.do("bash", "run.sh", "--list")).values()]
+
+
+def end(what: str, host: Workstation, sweep: "subprocess.Popen[str]", folder: Path) -> None:
+    """End something of a sweep."""
+    match what:
+        case "host":
+            host.switch_off()
+            host.plug("up")
+            host.start()
+        case "network":
+            host.plug("down")
+            time.sleep(30)
+            host.plug("up")
+        case "job":
+            for pid in host.pids()[-1:]:
+                kill(pid)
+        case "connection":
+            asked = ["pgrep", "-f", f"ssh -F {folder}/config .*{host.name}"]
+            for pid in subprocess.run(asked, capture_output=True).stdout.split():
+                kill(int(pid))
+        case "run.sh":
+            kill(sweep.pid)
