@@ -331,7 +331,7 @@ def expected(jobs: pd.DataFrame) -> Drawn:
     """What the best of so many trials can be expected to be, with a band."""
     every = searches(jobs)
     fair = [each for each in every if not each.biased]
-    unfair = [f"{each.name or 'it'}: {each.biased}" for each in every if each.biased]
+    unfair = [f"{each.name or 'the search'}: {each.biased}" for each in every if each.biased]
     if not fair:
         raise NoResults(f"no search is a sample of its ranges ({'; '.join(unfair)})")
     metric, looks = fair[0].metric, style.looks(each.name for each in fair)
@@ -409,7 +409,7 @@ def best(jobs: pd.DataFrame) -> Drawn:
     ticks = " Ticks are the first trials of generations." * grows
     unknown = sum(int(each.trials[HOURS].isna().sum()) for each in every)
     free = f" Of {counted(unknown, 'trial')} the cost is not known." * bool(is_known and unknown)
-    chosen = "".join(f" {x.name or 'Here'}: {x.selected}." for x in every if x.selected)
+    chosen = "".join(f" {x.name or 'The search'}: {x.selected}." for x in every if x.selected)
     return fig, (
         f"{metric.title} of the best of {_counted(every)} so far, in the order of their draws"
         f"{' (a), and by what they cost together (b)' * is_known}: one course each, without a band;"
