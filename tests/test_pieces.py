@@ -65,7 +65,7 @@ MINUTE = 60
 """Seconds to which Slurm plans the queue."""
 
 
-@pytest.mark.parametrize("seed", some(range(4), 2))
+@pytest.mark.parametrize("seed", some(range(4)))
 def test_pieces_start_sooner(project: Project, tmp_path: Path, seed: int) -> None:
     """Or at the same time, if there is no gap. They are trained like the whole job, and no step
     twice. Takes as long as the queue, half an hour."""

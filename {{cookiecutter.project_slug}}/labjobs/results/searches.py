@@ -18,6 +18,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -385,6 +386,7 @@ def _trial_axis(ax: Axes, every: Sequence[Search]) -> None:
     if max(len(each.trials) for each in every) > LONG:
         figures.log_scale(ax.xaxis)
     else:
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set_xlim(left=0)
 
 
@@ -439,12 +441,14 @@ def importance(jobs: pd.DataFrame) -> Drawn:
         raise NoResults(
             f"importances need {ENOUGH} trials that are a sample{f': {why}' * bool(why)}"
         )
-    rows, small = [style.setting(name) for name in names], list[str]()
+    rows, small, rare = [style.setting(name) for name in names], list[str](), list[str]()
     label = "fraction of the variance of ranks explained"
     fig, axes = figures.panels([each.name for each in found], label, label, rows)
     for ax, (search, own) in zip(axes, found.items(), strict=True):
+        of = f" ({search.name})" * bool(search.name)
+        rare += [f"{style.setting(name)}{of}" for name in search.ranges if name not in own]
         for name, (value, null, p) in own.items():
-            row, of = names.index(name), f" ({search.name})" * bool(search.name)
+            row = names.index(name)
             small += [f"{style.setting(name)}{of}"] * (p >= samples.LEVEL)
             _cloud(ax, row, null)
             look: Any = SINGLE if p >= samples.LEVEL else {}
@@ -453,6 +457,7 @@ def importance(jobs: pd.DataFrame) -> Drawn:
         ax.set_ylim(len(rows) - 0.4, -0.6)
         ax.set_xlim(0, 1)
     chance = f" Not above chance: {', '.join(small)}." * bool(small)
+    chance += f" Drawn in fewer than {ENOUGH} trials: {', '.join(rare)}." * bool(rare)
     return fig, (
         f"How much of the variance of trials' ranks by {every[0].metric} a setting explains alone, "
         f"of {_counted([*found])}; grey is what it explains in {PERMUTATIONS} permutations of the "
