@@ -124,9 +124,10 @@ def _tell_from_container(container: str, folder: Path, found: TextIO) -> None:
     try:
         python = containers.python(containers.digested(container), PROJECT)
         words = [*python, "-m", "labjobs.commands.cluster", str(folder), "inside"]
-        done = subprocess.run(words, stdout=found, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(words, stdout=found, stderr=subprocess.PIPE)
         if done.returncode:
-            print(NOT + done.stderr.strip().rpartition("\n")[2], file=found)
+            said = done.stderr.decode(errors="replace")
+            print(NOT + said.strip().rpartition("\n")[2], file=found)
     except (OSError, SettingsError) as error:
         print(f"{NOT}{cause(error)}", file=found)
 

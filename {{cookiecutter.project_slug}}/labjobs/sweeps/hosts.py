@@ -116,7 +116,7 @@ class Host:
             project=shlex.quote(project),
             sweep=f"{layout.SWEEPS}/{sweep.name}",
             token=f"{layout.SWEEPS}/{sweep.name}/{layout.TOKEN}",
-            content=(sweep / layout.TOKEN).read_text(),
+            content=(sweep / layout.TOKEN).read_text("utf-8"),
         )
         done = _ended([*SSH, self.name, f"exec sh -c {shlex.quote(script)}"])
         if done.returncode:
@@ -369,13 +369,13 @@ class Session:
 
     def copy(self, *words: str) -> str:
         """Copy files by rsync; return what went wrong, empty if nothing did."""
-        process = subprocess.Popen(rsync(*words), stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(rsync(*words), stderr=subprocess.PIPE)
         try:
             while process.poll() is None:
                 self.attend()
         finally:
             process.kill()
-            said = process.communicate()[1]
+            said = process.communicate()[1].decode(errors="replace")
         done = subprocess.CompletedProcess(words, process.returncode, "", said)
         return _problem(done) if process.returncode else ""
 
