@@ -37,7 +37,7 @@ EXAMPLES = {
     "regression": Example(45, "--epochs 60 --patience 0", "mae"),
     "gan": Example(90, "--epochs 30 --model mlp", "distance"),
     "segmentation": Example(270),
-    "language": Example(300, TINY),
+    "language": Example(325, TINY),
     "graphs": Example(280, "--steps 120 --eval-every 20 --layers 3", "mae"),
     "reinforcement": Example(330, BALANCE, "return", rises=True),
     "finetuning": Example(280, metric="macro_f1", rises=True),

@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from faults import Project, one_line
 from repository import imported
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.functional import cross_entropy
 
 run = imported("language", "run")
 TINY = ("--model", "gpt-tiny", "--steps", "30", "--eval-every", "15", "--context", "32")
@@ -102,7 +104,11 @@ def test_metrics_are_those_of_a_plain_computation_with_all_test_tokens(project, 
     assert not any("mfu" in each for each in points)  # a CPU has no known peak
 
 
-def test_the_loss_in_chunks_has_the_same_gradient():
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_in_chunks_has_the_same_gradient(smoothing, monkeypatch):
+    """Also if a student takes another loss."""
+    other = partial(cross_entropy, reduction="none", label_smoothing=smoothing)
+    monkeypatch.setattr(run, "measure", lambda *tensors: {"loss": other(*tensors)})
     settings = run.Settings(model="gpt-tiny", loss_chunk=0)
     torch.manual_seed(0)
     model = run.models.make(settings, run.models.Spec(12, 300)).double()

@@ -73,16 +73,13 @@ def in_chunks(
 
 
 def measure(logits: Tensor, following: Tensor) -> dict[str, Tensor]:
-    """Return by name what is measured of logits (N, K) and the tokens that follow (N,).
-
-    With another loss, change its gradient in ChunkedLoss too, or use --loss-chunk 0.
-    """
+    """Return by name what is measured of logits (N, K) and the tokens that follow (N,)."""
     return {"loss": cross_entropy(logits, following, reduction="none")}
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """The mean cross-entropy, whose gradient is computed with it: chunk by chunk, so that no logits
-    are kept for the backward pass, and none are computed twice.
+    """The mean loss, whose gradient is computed with it: chunk by chunk, so that no logits are kept
+    for the backward pass, and none are computed twice.
 
     Source: Hsu et al. 2024, arxiv.org/abs/2410.10989.
     """
@@ -92,23 +89,24 @@ class ChunkedLoss(torch.autograd.Function):
         ctx: Any, rows: Tensor, matrix: Tensor, wanted: Tensor, at_once: int, training: bool
     ) -> Any:
         """Return the loss (), and each of what is measured (N,), of rows (N, width)."""
-        kind = rows.device.type
-        half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
-        weights, found = matrix.to(half), []
-        of_rows, of_matrix = torch.empty_like(rows), torch.zeros_like(matrix)
-        for begin in range(0, len(rows), at_once):
-            chunk = slice(begin, begin + at_once)
-            some, targets = rows[chunk].to(half), wanted[chunk]
-            logits = linear(some, weights).float()
-            found.append(measure(logits, targets))
-            if not training:
-                continue
-            slopes = logits.softmax(-1)
-            slopes[torch.arange(len(targets), device=targets.device), targets] -= 1
-            slopes = slopes.to(half)
-            of_rows[chunk] = slopes @ weights
-            of_matrix += slopes.mT @ some
-        ctx.save_for_backward(of_rows, of_matrix)
+
+        def summed(
+            rows: Tensor, matrix: Tensor, wanted: Tensor
+        ) -> tuple[Tensor, dict[str, Tensor]]:
+            measured = measure(linear(rows, matrix).float(), wanted)
+            return measured["loss"].sum(), measured
+
+        gradients = torch.func.grad(summed, argnums=(0, 1), has_aux=True)
+        found, of_rows, of_matrix = [], [rows[:0]], torch.zeros_like(matrix)
+        for chunk in zip(rows.split(at_once), wanted.split(at_once), strict=True):
+            if training:
+                (of_some, of_all), measured = gradients(chunk[0], matrix, chunk[1])
+                of_rows.append(of_some)
+                of_matrix += of_all
+            else:
+                _, measured = summed(chunk[0], matrix, chunk[1])
+            found.append(measured)
+        ctx.save_for_backward(torch.cat(of_rows), of_matrix)
         values = [torch.cat([each[name] for each in found]) for name in found[0]]
         ctx.mark_non_differentiable(*values)
         return torch.cat([each["loss"] for each in found]).mean(), *values
