@@ -22,7 +22,7 @@ from faults import (
     wait_until,
 )
 from slurms import listed
-from sweeps import make_gpus, write_grid
+from sweeps import make_gpus, write_grid, write_lines
 from workstations import FAKETIME, Workstation, workstations
 
 pytestmark = [pytest.mark.full, pytest.mark.root]
@@ -122,6 +122,29 @@ def test_a_shared_disk(here: Project, tmp_path: Path) -> None:
     assert {*re.findall(r"started on (.*):", stopped.stdout + done.stdout)} == places
     for job in listed(here.do("bash", "run.sh", "--list")):
         assert_as_undisturbed(here, job, alone, job)
+
+
+def test_jobs_that_wait_for_others(here: Project, tmp_path: Path) -> None:
+    """A job that begins with another one's weights, and jobs of which halving stops some: what runs
+    and what comes out is as on one machine."""
+    rates = [f"job {JOB} --schedule constant --lr {lr}" for lr in ("1e-2", "1e-3", "1e-4")]
+    after = [f"first=$(job {JOB})", f'job {JOB} --seed 1 --init-from "$first"']
+    write_lines(here.root, "halving 3 2e", *rates, "keep_all", *after)
+    alone = here.copy(tmp_path / "alone")
+    succeeded(alone.do("bash", "run.sh"))
+    with workstations(NAMES[:2], tmp_path, tmp_path / "home") as hosts:
+        for host in hosts:
+            host.start()
+        silent(here.do("bash", "run.sh", "--hosts", "gpu1,gpu2", "--per-gpu", "1"))
+    jobs, wanted = (listed(each.do("bash", "run.sh", "--list")) for each in (here, alone))
+    assert jobs == wanted
+    words = [word for word, _ in jobs.values()]
+    assert sorted(words) == ["finished"] * 3 + ["stopped"] * 2
+    for job, (word, _) in jobs.items():
+        if word == "finished":
+            assert_as_undisturbed(here, job, alone, job)
+        else:
+            assert here.journalled(job) == alone.journalled(job)
 
 
 def test_what_a_host_lacks(here: Project, tmp_path: Path) -> None:
