@@ -75,7 +75,7 @@ def test_a_machine_without_a_gpu_says_why_none_is_used(fresh, shown, why):
     done = fresh.do("python", "jobs.py", "gpu", **env)
     assert done.returncode == 1, done
     driver, torch, gpu = done.stdout.splitlines()
-    assert driver.startswith("ok   driver: unknown, since nvidia-smi is not there or fails; ")
+    assert driver.startswith("not  driver: unknown, since nvidia-smi is not there or fails; ")
     assert torch.startswith("ok   torch: 2.")
     assert gpu.startswith("not  GPU: jobs run on cpu: torch ")
     assert ("says: Found no NVIDIA driver" in gpu or "is made without CUDA" in gpu) and why in gpu

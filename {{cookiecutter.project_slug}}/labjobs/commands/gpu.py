@@ -52,7 +52,7 @@ def found() -> Iterator[Line]:
     driver, cuda = (re.search(rf"{name} Version: ([\d.]+)", table) for name in ("Driver", "CUDA"))
     known = f"{driver[1]}, for CUDA {cuda[1]} at most" if driver and cuda else "unknown"
     missing = ", since nvidia-smi is not there or fails; a sweep finds no GPUs without it"
-    yield Line("driver", known + missing * (not table))
+    yield Line("driver", known + missing * (not table), bool(table))
     yield from _from_torch()
     for gpu in gpus.named(None) if table else ():
         use = gpus.usage(gpu)
