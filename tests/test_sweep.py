@@ -20,6 +20,7 @@ import pytest
 from faults import Project, ended, one_line, silent, some, succeeded, wait_until
 from labjobs.layout import JOURNAL
 from labjobs.sweeps.gpus import Gpu
+from labjobs.sweeps.starter import Starter
 from labjobs.sweeps.sweep import Worker
 from sweeps import SETTINGS, Lab, light, pretend_slurm, write_grid, write_lines
 
@@ -419,7 +420,8 @@ def test_silence_is_told_again_only_if_it_lasts_much_longer(tmp_path, monkeypatc
     """As with an evaluation after each epoch that takes longer than ten minutes."""
     now, told = [0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    worker, entry = Worker(Gpu({})), SimpleNamespace(job=SimpleNamespace(path=tmp_path))
+    entry = SimpleNamespace(job=SimpleNamespace(path=tmp_path))
+    worker = Worker(Gpu({}), Starter(tmp_path, 1, warm=False))
     for silence in (1, 1, 1200, 1, 1200, 1, 13_000):
         with (tmp_path / JOURNAL).open("a") as journal:
             print("{}", file=journal)
