@@ -48,7 +48,7 @@ def test_jobs_that_train(
     count = int(pytestconfig.getoption("--slurm-jobs")) - 1
     flags = "--device cpu --epochs 10 --batch-size 256 --checkpoint-minutes 2"
     grid = [f"{flags} --seed {seed}" for seed in range(count)]
-    write_grid(here.root, *grid, "--device cpu --note fails")
+    write_grid(here.root, *grid, "--device cpu --checkpoint-minutes 2 --note fails")
     script = here.root / "run.py"
     text = script.read_text().replace("        model.train()\n", HELD)
     script.write_text(text.replace("import sys\n", "import os\nimport sys\nimport time\n", 1))
