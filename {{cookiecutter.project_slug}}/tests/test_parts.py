@@ -16,7 +16,7 @@ from labjobs import settings as declared
 from labjobs.cli import flags
 from labjobs.cli.parser import parse
 from labjobs.data import batches, trees
-from labjobs.data.workers import Place, is_stream
+from labjobs.data.batches import Place, is_stream
 from labjobs.errors import SettingsError
 from labjobs.job.runtime import Runtime
 from settings import Settings
