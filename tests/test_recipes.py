@@ -209,11 +209,11 @@ def test_a_state_that_is_carried_on(language):
     insert(language, "data.py", "def load(", f"{chosen}\n\n")
     insert(language, "data.py", "from torch import Tensor\n", "import torch\n")
 
-    insert(language, "run.py", "def forward(", f"{above}\n\n")
-    replace_function(language, "run.py", forward)
     language.edit("run.py", "@torch.no_grad()\ndef sample(", "def sample(")
     for name in ("in_chunks", "measure", "ChunkedLoss", "sample"):
         remove_definition(language, "run.py", name)
+    insert(language, "run.py", "def forward(", f"{above}\n\n")
+    replace_function(language, "run.py", forward)
     language.edit("run.py", '        job.log_text("sample", sample(job, ema.model))\n', "")
     language.edit("run.py", "Forward, Job, Means,", "Job, Means, Stateful,")
     insert(language, "run.py", "from functools", "from collections.abc import Callable\n")
