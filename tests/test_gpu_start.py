@@ -172,7 +172,7 @@ def evaluated(said: str) -> set[str]:
     return {line for line in said.splitlines() if line.startswith("evaluated with")}
 
 
-@pytest.mark.parametrize("name", some(STRICT, "resident", "workers"))
+@pytest.mark.parametrize("name", some(STRICT, "resident"))
 def test_no_step_waits_with_everything_on(strict, name):
     """And all of an evaluation is as exact as --precision says, in a process that has not trained
     too."""

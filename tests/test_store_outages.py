@@ -171,11 +171,12 @@ def outage(request):
     return float(request.config.getoption("--outage-seconds"))
 
 
-@pytest.mark.parametrize(
-    ("what", "go", "come"),
-    [("server", "kill", "start"), ("server", "freeze", "thaw"), ("database", "stop", "start")],
-)
-def test_away_while_a_job_trains(train, server, database, outage, what, go, come):
+OUTAGES = [("server", "kill", "start"), ("server", "freeze", "thaw"), ("database", "stop", "start")]
+
+
+@pytest.mark.parametrize("outage_of", some(OUTAGES, OUTAGES[0]))
+def test_away_while_a_job_trains(train, server, database, outage, outage_of):
+    what, go, come = outage_of
     trial = train(server.uri, database.uri, FOREVER, "--note", f"{what} {go}")
     it = {"server": server, "database": database}[what]
     trial.away(getattr(it, go), getattr(it, come), outage)
