@@ -13,7 +13,7 @@ cd "$(dirname "$0")"
 
 counts=(
   --kills 50 --outage-seconds 30 --fresh-stores 20 --figures 400 --slurm-jobs 20
-  --refactors 500 --store-changes 1000 --quiet-jobs 100 --pairs 30
+  --refactors 500 --store-changes 1000 --quiet-jobs 100 --pairs 30 --host-jobs 40
 )
 case ${1-} in
   --all) chosen=(-m "not gpu" "${counts[@]}") trackers=yes && shift ;;

@@ -52,6 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pairs", type=int, default=3, help="pairs of codes to bisect (30)")
     parser.addoption("--schedules", type=int, default=20, help="orders in which a GPU works")
     parser.addoption("--slurm-jobs", type=int, default=8, help="jobs that train under Slurm")
+    parser.addoption("--host-jobs", type=int, default=6, help="jobs that train on hosts (40)")
 
 
 @pytest.fixture(scope="session")

@@ -52,8 +52,8 @@ def here(project: Project, tmp_path: Path) -> Project:
 
 @pytest.fixture
 def count(pytestconfig: pytest.Config) -> int:
-    """Jobs of a grid: 12, and 30 at full counts."""
-    return int(pytestconfig.getoption("--slurm-jobs")) * 3 // 2
+    """Jobs of a grid."""
+    return int(pytestconfig.getoption("--host-jobs"))
 
 
 def jobs_on(project: Project, host: str) -> list[Path]:
@@ -186,7 +186,7 @@ def test_what_a_host_lacks(here: Project, tmp_path: Path) -> None:
         assert line.startswith("gpu1: ssh: connect to host ")
 
 
-@pytest.mark.parametrize("seed", some(range(20), 3))
+@pytest.mark.parametrize("seed", some(range(20)))
 def test_random_kills(here: Project, tmp_path: Path, seed: int) -> None:
     """A host, a network, a job, a connection or run.sh itself ends at a random instant; the same
     command does the rest."""
