@@ -122,8 +122,8 @@ def start(
     session: bool = False,
     python: Sequence[str] = (sys.executable,),
 ) -> Process:
-    """Start `python <words>` in a folder; cold, by the words of `python`, if there is no server or
-    it has ended.
+    """Start `python <words>` in a folder. If there is no server or it has ended, the command
+    `python` starts a new interpreter.
 
     `files` are its input, output and errors. It keeps the files of `keep` open too, and with
     `session` it has a session of its own.

@@ -331,7 +331,7 @@ ABSURD = 1000
 """How many times larger than the median a result is that would flatten all others on a linear axis,
 as after a step that nearly diverged."""
 
-ROOM = 1.2
+EXTRA = 1.2
 """Space for intervals on either side of the results, relative to the space that the results take.
 The t intervals of three or more results never need more; those that are over test examples as well
 may do."""
@@ -349,7 +349,7 @@ def limit_to_curves(ax: Axes, curves: Curves, metric: Measured) -> str:
     ends = [line.groupby("job_id")["step"].max().nunique() for line in lines]
     early = " Means end where the first of their jobs ends." * (max(ends, default=1) > 1)
     axes, each = [panel.yaxis for panel in text.figure_of(ax).axes], [x["value"] for x in lines]
-    return early + _limit(axes, each, metric, hidden=0 if metric.log else HIDDEN, room=0)
+    return early + _limit(axes, each, metric, hidden=0 if metric.log else HIDDEN, extra=0)
 
 
 def limit_to_trials(
@@ -361,7 +361,7 @@ def limit_to_trials(
     kept = values[int(worst * len(values)) :]
     is_crowded = not metric.log and np.ptp(kept) < CROWDED * np.ptp(values)
     axis, hidden = [ax.yaxis for ax in axes], worst if is_crowded else 0
-    return _limit(axis, [metric.sign * values], metric, hidden, room=0)
+    return _limit(axis, [metric.sign * values], metric, hidden, extra=0)
 
 
 def limit_to_intervals(
@@ -370,7 +370,7 @@ def limit_to_intervals(
     """Set the limits of an axis so that intervals do not crowd the results out, and a value is
     `seen`. Return what the caption has to say about this."""
     results = [each.results for each in samples]
-    return _limit([axis], results, metric, hidden=0, room=ROOM, seen=seen)
+    return _limit([axis], results, metric, hidden=0, extra=EXTRA, seen=seen)
 
 
 def limit_to_differences(axis: Axis, found: Iterable[Difference], metric: Measured) -> str:
@@ -381,7 +381,7 @@ def limit_to_differences(axis: Axis, found: Iterable[Difference], metric: Measur
     ends = np.array([[one.mean - half, one.mean, one.mean + half] for one in each])
     free = replace(metric, declared=replace(metric.declared, range=(None, None)))
     values, seen = (np.exp(ends), 1.0) if metric.log else (ends, 0.0)
-    return _limit([axis], values, free, hidden=0, room=ROOM, seen=seen)
+    return _limit([axis], values, free, hidden=0, extra=EXTRA, seen=seen)
 
 
 def _limit(
@@ -389,11 +389,11 @@ def _limit(
     samples: "Iterable[Iterable[float]]",
     metric: Measured,
     hidden: float,
-    room: float,
+    extra: float,
     seen: float = np.nan,
 ) -> str:
     """Set the limits of axes to the sampled values, all but the fraction `hidden` of the worst;
-    what else is drawn adds at most `room`, a fraction of their range. The value `seen` is always
+    what else is drawn adds at most `extra`, a fraction of their range. The value `seen` is always
     within the limits. Return what the caption has to say of values beyond them."""
     values = metric.checked([value for each in samples for value in each])
     values = values[np.isfinite(values)]
@@ -407,7 +407,7 @@ def _limit(
     low, high = np.nanmin([low, scale.transform(seen)]), np.nanmax([high, scale.transform(seen)])
     drawn = np.array([axis.get_data_interval() for axis in axes])
     lowest, highest = np.nanmin([drawn.min(), seen]), np.nanmax([drawn.max(), seen])
-    space = room * (high - low)
+    space = extra * (high - low)
     shown = np.clip(scale.transform(np.array([lowest, highest])), low - space, high + space)
     margin = MARGIN * np.ptp(shown) or MARGIN * abs(high) or MARGIN
     # A little beyond the range of the metric, so that points on its end are seen whole.

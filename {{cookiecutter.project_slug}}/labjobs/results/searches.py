@@ -329,7 +329,7 @@ def edges(search: Search) -> str:
 
 
 def expected(jobs: pd.DataFrame) -> Drawn:
-    """What the best of so many trials can be expected to be, with a band."""
+    """The expected best result by the number of trials, with a band."""
     every = searches(jobs)
     fair = [each for each in every if not each.biased]
     unfair = [f"{each.name or 'the search'}: {each.biased}" for each in every if each.biased]
@@ -358,15 +358,15 @@ def expected(jobs: pd.DataFrame) -> Drawn:
         unfair
     )
     return fig, (
-        f"{metric.title} of the best of so many trials, as expected from {_counted(fair)}: its "
-        f"median, with a 95% band for all numbers of trials together, whatever the distribution of "
-        f"results; without a line, an edge of the band is not bounded.{cut}{missing}"
+        f"Best {metric} by the number of trials, as expected from {_counted(fair)}: the "
+        f"median, with a 95% band that holds for all numbers of trials at once, whatever the "
+        f"distribution of results; where it has no edge line, it is unbounded.{cut}{missing}"
     )
 
 
 def best_of(results: Numbers, counts: NDArray[np.int_]) -> tuple[Numbers, Numbers, Numbers]:
-    """Return the median of the best of so many draws (K,), and the better and the worse end of its
-    95 % band, which are NaN if nothing bounds it there.
+    """Return the median of the best result of each number of draws (K,), and the better and the
+    worse end of its 95 % band, which are NaN where it is unbounded.
 
     `results` (N,) are those of independent draws, the best first and NaN last if there is none. The
     best of n draws is better than the median if a part p of all draws is better, with (1 - p)ⁿ = ½,
