@@ -33,6 +33,8 @@ RUNNING, LIVE = "RUNNING", ("tensorboard", "trackio")  # which copies a job has 
 
 TABLES = "PARQUET_FOLDER"
 
+IMAGE = re.compile(rf"{layout.LOGGED}/(?P<name>.+)-(?P<step>\d+)\.png")  # training/outputs.py
+
 DIGITS = 12  # number of digits of the folder's id that identify an attempt
 
 
@@ -76,12 +78,17 @@ class Copy:
         by name. After them comes what a finished job has cost; until then, that changes."""
         lines = [*self.lines, *(self.costs if self.status == "FINISHED" else [])]
         step, at = 0, next((line["time"] for line in lines if "time" in line), journal.now())
+        seen = set[str]()
         for number, line in enumerate(lines, 1):
-            step, at, names = line.get("step", step), line.get("time", at), line.get("files", ())
+            step, at = line.get("step", step), line.get("time", at)
+            # A job that was killed after its last checkpoint has logged some files again since.
+            names = [name for name in line.get("files", ()) if name not in seen]
+            seen |= {*names}
             texts = line.get("tags", {}) | {f"file {name}": name for name in names}
             texts |= {"status": line["end"]} if "end" in line else {}
-            shown = [self.attempt / n for n in names if re.fullmatch(f"{layout.LOGGED}/.*png", n)]
-            images = {path.stem.rpartition("-")[0]: path for path in shown}  # without the step
+            found = [m for m in map(IMAGE.fullmatch, names) if m]
+            step = int(found[0]["step"]) if found else step
+            images = {image["name"]: self.attempt / image[0] for image in found}
             row = {"line": number, "step": step, "time": at / 1000}
             yield row | {"metrics": line.get("metrics", {}), "images": images, "texts": texts}
 
