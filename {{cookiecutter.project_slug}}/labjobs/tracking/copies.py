@@ -63,7 +63,7 @@ class Copy:
     @property
     def config(self) -> dict[str, Any]:
         """The settings and, under one name, what else is known about the attempt."""
-        names = [name for line in self.lines for name in line.get("files", ())]
+        names = dict.fromkeys(name for line in self.lines for name in line.get("files", ()))
         facts = {**self.key, "status": self.status, "files": ", ".join(names), **self.tags}
         return {**self.about["settings"], "labjobs": facts}
 
