@@ -369,7 +369,8 @@ class Caption:
         metric = metric or self.shown
         some, every = ranked(self.groups, metric), self.groups
         shown = min(12, len(some))
-        many = f"all {len(every)}" if shown == len(every) else f"the {best} {shown} of {len(every)}"
+        whole = "both" if len(every) == 2 else f"all {len(every)}"
+        many = whole if shown == len(every) else f"the {best} {shown} of {len(every)}"
         median = MEDIAN * lacks(self.jobs, metric)
         assert said == ("one setting" if len(every) <= 1 else f"{many} settings{median}"), said
 

@@ -170,7 +170,7 @@ def test_a_ranking_goes_by_validation_and_says_so(draw, store):
             store.job("ranked", curves, tests=tests, **how)
     drawn = draw("ranked")
     caption = drawn.caption("ranking")
-    assert caption.startswith("Validation accuracy of all 2 settings: mean of 3 seeds, 95% t")
+    assert caption.startswith("Validation accuracy of both settings: mean of 3 seeds, 95% t")
     assert "Nothing is chosen by test results." in caption
     assert (
         "Better in test accuracy than the first (learning rate 0.1): learning rate 0.2 (p"
@@ -229,7 +229,7 @@ def test_each_data_set_has_figures_of_its_own(draw, store):
     assert "left out by-task: no finished job has a finite test_accuracy" in drawn.said
     for task in ("digits", "too easy"):
         caption = drawn.caption(f"ranking-{task.replace(' ', '-')}")
-        assert "accuracy of all 2 settings: mean of 2 seeds" in caption
+        assert "accuracy of both settings: mean of 2 seeds" in caption
         assert f" Dataset {task}." in caption
         about = json.loads((drawn.folder / f"confusion-{task.replace(' ', '-')}.json").read_text())
         assert about["shared"]["dataset"] == task

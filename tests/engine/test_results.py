@@ -165,7 +165,7 @@ def test_one_seed_of_five_that_diverged_does_not_make_a_setting_the_worst(store)
     jobs = tables.jobs("one lost")
     assert [*groups.ranked(jobs, ["lr"], metrics.chooser(jobs))] == ["lr 1", "lr 2"]
     said = ", ranked by the median with diverged jobs as the worst"
-    assert compare(jobs, 3).first(12) == f"all 2 settings{said}"
+    assert compare(jobs, 3).first(12) == f"both settings{said}"
     shown = compare(jobs, 1)
     assert {*shown.jobs["lr"]} == {1}
     assert (

@@ -154,7 +154,8 @@ class Comparison:
         shown, count = min(most, len(self.samples())), len(groups.groups(self.jobs, self.by))
         if count <= 1:
             return "one setting"
-        many = f"all {count}" if shown == count else f"the {best} {shown} of {count}"
+        every = "both" if count == 2 else f"all {count}"
+        many = every if shown == count else f"the {best} {shown} of {count}"
         return f"{many} settings{by_median(self.jobs, self.metric)}"
 
     def differences(
