@@ -45,7 +45,7 @@ class Settings:
 
     init_from: Weights | None = added(None, neutral=None)
     """Id of the job whose best weights this one starts from. With :last after the id, continue the
-    training of that shorter job. none: new weights."""
+    training of that shorter job; with :fork, under other settings. none: new weights."""
 
     # Length (one of steps, minutes)
     steps: int = setting(1500, at_least=1)

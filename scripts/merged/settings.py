@@ -61,7 +61,7 @@ class Settings:
 
     init_from: Weights | None = added(None, neutral=None)
     """Id of the job whose best weights this one starts from. With :last after the id, continue the
-    training of that shorter job. none: new weights."""
+    training of that shorter job; with :fork, under other settings. none: new weights."""
 
     init: str = added("default", neutral="default", names="models.INITIALIZATIONS")
     """How the weights are initialized. default: as torch does it."""

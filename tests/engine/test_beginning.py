@@ -159,6 +159,50 @@ def test_a_last_state_that_cannot_be_read_is_refused(toy, harm):
     assert f"{end_of(short)}: {said}; " in long.said
 
 
+# A fork: the same, under other settings
+
+
+def fork_of(ended):
+    """The value of --init-from that continues a job's training under other settings."""
+    return Weights(f"{ended.folder.parent.name}:fork")
+
+
+def test_a_fork_has_the_state_of_the_other_job_and_rates_of_its_own(toy):
+    short = toy.done(**{**CONSTANT, "epochs": 2})
+    longer = {**CONSTANT, "epochs": 4}
+    same, last = (toy.done(**longer, init_from=of(short)) for of in (fork_of, end_of))
+    assert learnt(same, 0) == learnt(last, 0)
+    other = toy.done(**{**longer, "lr": 0.02, "momentum": 0.5}, init_from=fork_of(short))
+    (group,) = other.checkpoint("last.pt")["parts"]["optimizer"]["param_groups"]
+    assert (group["lr"], group["momentum"]) == (0.02, 0.5)
+    first = min(step for step, _ in other.curves()["val_loss"])
+    assert first == 3 * STEPS and learnt(other, 0) != learnt(last, 0)
+    # Its first step has the moments of the other job, and only its own rates.
+    assert other.curves()["train_loss"][0] == last.curves()["train_loss"][0]
+
+
+@pytest.mark.parametrize(
+    ("first", "longer", "status", "said"),
+    [
+        ({"schedule": "linear"}, {}, 2, "in step 14 the learning rate would be "),
+        ({}, {"minutes": 1.0}, 2, "both jobs need a length in --steps or --epochs"),
+        ({}, {"epochs": 2}, 2, "it has done 14 steps, and this job has 14; make this job longer"),
+        ({}, {"batch_size": 16}, 1, "an epoch had 7 steps there, and has 4 here; give both jobs"),
+    ],
+)
+def test_what_cannot_be_forked_is_refused(toy, first, longer, status, said):
+    short = toy.done(**{"epochs": 2, **first})
+    long = toy.run(**{"epochs": 4, **longer}, init_from=fork_of(short))
+    assert (long.status, f"--init-from {fork_of(short)}: {said}" in long.said) == (status, True)
+
+
+def test_a_fork_to_another_network_is_refused(toy):
+    short = toy.done(epochs=1)
+    long = toy.run(loop=Loop(network=wider), epochs=2, init_from=fork_of(short))
+    assert long.status == 1
+    assert f"--init-from {fork_of(short)}: its state does not fit the code (model: " in long.said
+
+
 # Whether last.pt stays
 
 

@@ -39,7 +39,7 @@ INSTALLED = ".installed"
 ACCEPTED = "accepted.jsonl"
 TRIES = "tries.jsonl"
 SWEEPS = ".sweeps"
-SEARCHES = "searches"  # what `propose` of run.sh has proposed
+SEARCHES = "searches"  # what `propose` and `breed` of run.sh have proposed
 CACHE = ".cache"
 EXPORTED = "exported"
 COPIES = TENSORBOARD, WANDB = "tensorboard", "wandb"

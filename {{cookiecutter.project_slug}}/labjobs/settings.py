@@ -268,7 +268,7 @@ class Span(str):
         return round(self.number * steps_per_epoch)
 
 
-LAST = ":last"
+LAST, FORK = ":last", ":fork"
 
 
 class JobId(str):
@@ -290,17 +290,22 @@ class JobId(str):
     @property
     def job(self) -> "JobId":
         """The job that is named."""
-        return JobId(self.removesuffix(LAST))
+        return JobId(self.partition(":")[0])
 
 
 class Weights(JobId):
     """The weights of another job: "1872aa178ea7" for its best weights, "1872aa178ea7:last" for the
-    whole state at the end of its training."""
+    whole state at the end of its training, "1872aa178ea7:fork" for that under other settings."""
 
-    PATTERN = f"{JobId.PATTERN}({LAST})?"
-    WANTED = f"{JobId.WANTED}, or such an id followed by {LAST}"
+    PATTERN = f"{JobId.PATTERN}({LAST}|{FORK})?"
+    WANTED = f"{JobId.WANTED}, or such an id followed by {LAST} or {FORK}"
 
     @property
     def last(self) -> bool:
         """Whether they stand for the whole state at the end of its training."""
-        return self.endswith(LAST)
+        return self.endswith((LAST, FORK))
+
+    @property
+    def fork(self) -> bool:
+        """Whether that training goes on under other settings."""
+        return self.endswith(FORK)

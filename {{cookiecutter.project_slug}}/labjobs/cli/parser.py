@@ -18,7 +18,7 @@ from labjobs.cli import flags
 from labjobs.cli.flags import Flag, Flags, as_plain, as_text, option
 from labjobs.errors import SettingsError, did_you_mean
 from labjobs.files import shown
-from labjobs.settings import LAST, JobId, Weights
+from labjobs.settings import JobId, Weights
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -52,7 +52,7 @@ def parse(kind: type[S], runtime: type[R], argv: Sequence[str]) -> tuple[S, R]:
 
 def _whole(flag: Flag, text: str, runs: Path) -> str:
     """Return the id of a job of which a text is the beginning, if it is of one job alone."""
-    begin, types = text.removesuffix(LAST), flag.reader.types
+    begin, types = text.partition(":")[0], flag.reader.types
     if not (JobId in types or Weights in types) or not re.fullmatch("[0-9a-f]{4,11}", begin):
         return text
     found = [*runs.glob(f"{begin}*")]

@@ -45,6 +45,21 @@ class Range(NamedTuple):
                 return str(round((low - 0.5) * ((high + 0.5) / (low - 0.5)) ** u))
         return f"{NormalDist(low, high).inv_cdf(u or 2**-60):.4g}"
 
+    def next_to(self, value: str, factor: float) -> str:
+        """Return a value close to one, on the side of it that a factor such as 0.8 or 1.2 says:
+        that many times as much, a whole number at least one away, the choice beside it. At the end
+        of the range it stays."""
+        side = 1 if factor > 1 else -1
+        if self.kind == "choice":
+            place = self.choices.index(value) + side
+            return self.choices[min(max(place, 0), len(self.choices) - 1)]
+        low, high = (-math.inf, math.inf) if self.kind == "normal" else (self.low, self.high)
+        moved = min(max(factor * float(value), low), high)
+        if not self.kind.endswith("int"):
+            return f"{moved:.4g}"
+        further = max if side > 0 else min
+        return str(int(min(max(further(round(moved), int(value) + side), low), high)))
+
     def place(self, value: str) -> float:
         """Return a number for which a value is drawn."""
         low, high = self.low, self.high

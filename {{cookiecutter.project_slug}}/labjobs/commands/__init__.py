@@ -15,7 +15,7 @@ made of. What answers for jobs imports no torch, so that it answers at once.
     disk        `disk`, `clean`, `rm`: the space that jobs take
     gpu         `gpu`: what this machine's GPUs can do, and what is wrong with them
     cluster     `cluster check`: what works on a cluster, from a job of a minute
-    propose     what run.sh's `propose` and `confirm` ask: jobs that follow from results
+    propose     what run.sh's `propose`, `breed` and `confirm` ask: jobs that follow from results
     find        `find`: a learning rate, a batch size, a number of loader processes, from short jobs
     export      `export-model`: a folder with the network, as torch.export writes it
 """

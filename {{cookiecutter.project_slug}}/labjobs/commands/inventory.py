@@ -32,7 +32,7 @@ from labjobs.job.folder import JobFolder
 from labjobs.job.identity import as_command, restore
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import as_line, counted, leave, parts_of
-from labjobs.settings import Span, roles
+from labjobs.settings import Span, Weights, roles
 from labjobs.sweeps.states import State, View
 from labjobs.tracking import costs, courier, stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name, fingerprint
@@ -497,17 +497,31 @@ def print_details(project: Project, given: Namespace) -> None:
             "script": job.script,
             "settings": job.plain,
             "command": job.command,
+            "ancestors": _ancestors(job.folder) if job.folder else [],
             "problem": job.problem,
             "attempts": [each | {"ended": _iso(each["ended"])} for each in found],
         }
         print(json_of(content))
         return
     print(f"job {job.id}: {state}" + (about and f" ({about})"))
-    print(f"command: {job.command or f'none ({job.problem})'}\n")
+    print(f"command: {job.command or f'none ({job.problem})'}")
+    if job.folder and (ancestors := _ancestors(job.folder)):
+        print(f"ancestors: {', '.join(ancestors)}")
+    print()
     if job.settings:
         _print_settings(job)
     for attempt in found:
         _print_attempt(attempt)
+
+
+def _ancestors(folder: JobFolder[Any]) -> list[str]:
+    """The values of --init-from that led to a job, its own first."""
+    found, settings = list[str](), folder.settings
+    while isinstance(given := getattr(settings, "init_from", None), Weights):
+        found.append(as_text(given))
+        known = attempts.settings_of(given.job, folder.runs_root)
+        settings = known[0] if known else None
+    return found
 
 
 def _print_settings(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""What run.sh's `propose` and `confirm` ask: which jobs follow from the results of others.
+"""What run.sh's `propose`, `breed` and `confirm` ask: which jobs follow from results of others.
 
 `propose`: which settings to try next. A generation is a function of its declaration and of the
 results of the generations before it, in whatever order these came, so it can be made again from the
@@ -7,6 +7,11 @@ with the largest expected improvement are taken: Jones, Schonlau and Welch 1998,
 doi.org/10.1023/A:1008306431147. If several are taken, each is chosen as if those before it had come
 out as expected: Ginsbourger, Le Riche and Carraro 2010, doi.org/10.1007/978-3-642-10701-6_6.
 `with=` takes a sampler of Optuna instead.
+
+`breed`: which units of a population train on, and how. After each generation the worst quarter is
+replaced by copies of the best quarter, which go on with other settings: population based training,
+Jaderberg et al. 2017, arxiv.org/abs/1711.09846. The choice is between whole generations, so that it
+does not depend on which unit was first.
 
 `confirm`: what validation has chosen runs again. The best of many settings was partly lucky, on
 validation data and on test data alike. Jobs with seeds that had no part in the choice say how good
@@ -19,7 +24,7 @@ JSON.
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
@@ -36,7 +41,7 @@ from labjobs.job.terminal import leave
 from labjobs.results import groups, tables
 from labjobs.results.metrics import NoResults, chooser
 from labjobs.sweeps import proposals, search
-from labjobs.sweeps.proposals import Generation, Proposals
+from labjobs.sweeps.proposals import INIT_FROM, Generation, Proposals
 from labjobs.tracking.mlflow_client import experiment_name
 
 if TYPE_CHECKING:
@@ -55,27 +60,34 @@ NORMAL = NormalDist()
 
 FRUITLESS = 100  # proposals of a sampler without a new job, for each job, after which it gives up
 
+QUARTER = 4  # one in how many units of a population is copied, and as many are replaced
+LESS, MORE = 0.8, 1.2  # what a setting of a copy is multiplied by
+ANEW = 0.25  # probability that it is drawn anew
+
 
 def next_generation(words: list[str], ids: list[str]) -> dict[str, Any]:
     """Write the next generation down, if all jobs have results; return whether it has `grown`, and
     `said`, a line if the results that an earlier one follows from have changed. Raises
     SettingsError, and NoResults if jobs cannot be compared."""
     asked = proposals.read(words)
-    known, scores = asked.known(), _scores(ids)
-    if not asked.path.exists():
-        asked.write(known)
+    known, scores = asked.known(), _scores(ids, at_end=bool(asked.length))
     said, grown = "", False
     for number in range(1, len(known) + 1):
         before = {job: scores[job] for job in ids[: number * asked.count] if job in scores}
         if len(before) < number * asked.count:
             break
+        if not asked.path.exists():
+            asked.write(known)
         basis = proposals.digest("".join(f"{job} {before[job]!r}\n" for job in sorted(before)))
         if number < len(known) and known[number].basis != basis:
             line = f"earlier results changed; generation {number + 1} stays"
-            said = said or f"propose {asked.name}: {line}"
+            said = said or f"{asked.line}: {line}"
         if number == len(known) < asked.generations:
             tried = [job for generation in known for job in generation.jobs]
-            jobs = propose(asked, tried, [before[job] for job in ids], number)
+            if asked.length:
+                jobs = breed(asked, tried, before, number)
+            else:
+                jobs = propose(asked, tried, [*before.values()], number)
             asked.write([*known, Generation(jobs, basis)])
             grown = True
     return {"grown": grown, "said": said}
@@ -91,14 +103,16 @@ def _results(ids: Sequence[str]) -> "pd.DataFrame | None":
     return own if len(own) else None
 
 
-def _scores(ids: Sequence[str]) -> dict[str, float]:
-    """The results by which jobs are chosen, for jobs that have one with the present code: lower is
-    better, and a job that diverged has infinity."""
+def _scores(ids: Sequence[str], at_end: bool) -> dict[str, float]:
+    """The results by which jobs are chosen, of their best evaluation or of the one at their end,
+    for jobs that have one with the present code: lower is better, and a job that diverged has
+    infinity."""
     own = _results(ids)
     if own is None:
         return {}
     metric = chooser(own)
-    values = -metric.sign * own[metric.result].where(~own["diverged"], math.nan)
+    column = metric.key if at_end else metric.result
+    values = -metric.sign * own[column].where(~own["diverged"], math.nan)
     found = dict(zip(own["job_id"], map(float, values), strict=True))
     return {job: value if math.isfinite(value) else math.inf for job, value in found.items()}
 
@@ -125,7 +139,7 @@ def propose(
         if len(jobs) == asked.count:
             return jobs
     line = f"its ranges do not have {asked.count} more jobs; ask for fewer, or widen a range"
-    raise SettingsError(f"propose {asked.name}: {line}")
+    raise SettingsError(f"{asked.line}: {line}")
 
 
 def _by_gaussian_process(
@@ -273,6 +287,58 @@ def _by_optuna(
                 numbers[each.flag] = number
                 given[each.flag] = each.draw(number)
         yield numbers
+
+
+def breed(
+    asked: Proposals, tried: Sequence[list[str]], scores: Mapping[str, float], generation: int
+) -> list[list[str]]:
+    """Return the arguments of the units of a generation, the `generation`-th after the first. Each
+    goes on from its own end, but in the place of the worst quarter, and of all that have diverged,
+    there are copies of the best quarter. `scores` are those of the jobs that were tried, by their
+    ids. Raises SettingsError if there is nothing to copy, or nothing else that a copy could try."""
+    units = dict(zip([*scores], tried, strict=True))
+    ids = [*units][-asked.count :]
+    ranked = sorted(ids, key=lambda unit: (scores[unit], unit))
+    quarter, lost = max(1, len(ids) // QUARTER), sum(math.isinf(scores[unit]) for unit in ids)
+    best = ranked[: min(quarter, len(ids) - lost)]
+    if not best:
+        line = f"all {len(ids)} units of generation {generation} have diverged"
+        raise SettingsError(f"{asked.line}: {line}; lower a range, under another name")
+    own = {unit: _drawn_of(asked, search.flags(units[unit])) for unit in ids}
+    following = {unit: (*own[unit], f"{INIT_FROM}={unit}:last") for unit in ids}
+    seen = {(*own[parent], parent) for parent in best}
+    for place, unit in enumerate(ranked[-max(quarter, lost) :]):
+        parent = best[place % len(best)]
+        tries = range(place, FRUITLESS * len(ids), len(ids))
+        copies = (_explored(asked, own[parent], generation, index) for index in tries)
+        copy = next((each for each in copies if (*each, parent) not in seen), None)
+        if not copy:
+            line = "its ranges have no other settings for a copy; widen one"
+            raise SettingsError(f"{asked.line}: {line}")
+        seen.add((*copy, parent))
+        following[unit] = (*copy, f"{INIT_FROM}={parent}:fork")
+    same = asked.same(generation + 1)
+    return [[*settings, *same, source] for *settings, source in following.values()]
+
+
+def _explored(asked: Proposals, parent: Sequence[str], generation: int, index: int) -> list[str]:
+    """The settings of a copy, close to those of its parent; some are drawn anew."""
+    before, values = search.flags(parent), search.flags(asked.fixed)
+    for each in asked.ranges:
+        key = f"{asked.seed} {each.flag} {generation}"
+        anew, side, place = (search.point(f"{key} {what}", index) for what in range(3))
+        if not each.holds(values):
+            continue
+        if anew < ANEW or each.flag not in before:
+            values[each.flag] = each.draw(place)
+        else:
+            values[each.flag] = each.next_to(before[each.flag], LESS if side < 0.5 else MORE)
+    return _drawn_of(asked, values)
+
+
+def _drawn_of(asked: Proposals, values: Mapping[str, str]) -> list[str]:
+    """The arguments for what a job's ranges have drawn."""
+    return [f"{each.flag}={values[each.flag]}" for each in asked.ranges if each.flag in values]
 
 
 def confirming(count: int, ids: list[str]) -> list[list[str]]:

@@ -25,7 +25,7 @@ from labjobs.files import read_json, read_record
 from labjobs.job import runtime
 from labjobs.job.identity import DEFAULT
 from labjobs.results.metrics import DECLARED, Measured, NoResults
-from labjobs.settings import LAST, nested, roles
+from labjobs.settings import FORK, LAST, nested, roles
 from labjobs.tracking import stored_jobs
 
 UNFINISHED = "unfinished"
@@ -75,7 +75,7 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
             metrics = {name: metrics[name] for name in COSTS if name in metrics}
         own = {key: value for key, value in job.items() if key in OWN}
         own |= {"hardware": tags.get("device", "unknown"), DECLARED: tags.get("metrics", "{}")}
-        own[SEARCH] = tags.get("search", "")
+        own[SEARCH] = _draw(tags)
         rows.append(tags | metrics | own)
     table = pd.DataFrame(rows)
     table["stale"] = [bool(evidence.change) for _, evidence in chosen]
@@ -119,10 +119,17 @@ def unfinished(experiment: str, script: str, wanted: Mapping[str, Any]) -> pd.Da
     for name, values in _settings(found).items():
         table[name] = pd.Series(values, dtype=object)
     table["state"] = [job["state"] for job in found]
-    table[SEARCH] = [job["tags"].get("search", "") for job in found]
+    table[SEARCH] = [_draw(job["tags"]) for job in found]
     for name in COSTS:
         table[name] = [job["metrics"].get(name, np.nan) for job in found]
     return _with(table, {name: value for name, value in wanted.items() if name in table})
+
+
+def _draw(tags: Mapping[str, str]) -> str:
+    """Which draw of a search a job is. Those of `breed` are of none: a unit trains on where another
+    one ended, and one generation is shorter than the next."""
+    draw = tags.get("search", "")
+    return "" if draw and "length" in json.loads(draw) else draw
 
 
 def spent(experiment: str) -> pd.DataFrame:
@@ -199,8 +206,7 @@ def times_to(jobs: pd.DataFrame, metric: Measured) -> pd.DataFrame:
     end of the longest job). Jobs that continue a shorter job are left out, because their curves do
     not say when they first reached the target. Raises NoResults if none has reached it.
     """
-    if "init_from" in jobs:
-        jobs = jobs[~jobs["init_from"].map(str).str.endswith(LAST)]
+    jobs = jobs[~continuing(jobs)]
     seconds = curves(jobs, "elapsed_seconds").set_index(["job_id", "step"])["value"]
     values = curves(jobs, metric.key).set_index(["job_id", "step"])["value"]
     target = metric.declared.target
@@ -212,6 +218,12 @@ def times_to(jobs: pd.DataFrame, metric: Measured) -> pd.DataFrame:
     first = seconds.reindex(values.index[there]).groupby("job_id").min()
     lasted = jobs["job_id"].map(seconds.groupby("job_id").max()).fillna(seconds.max())
     return jobs.assign(reached=jobs["job_id"].map(first), lasted=lasted)
+
+
+def continuing(jobs: pd.DataFrame) -> "pd.Series[bool]":
+    """Return which jobs train on where another one has ended."""
+    given = jobs.get("init_from", jobs["job_id"])
+    return given.map(lambda value: str(value).endswith((LAST, FORK))).astype(bool)
 
 
 def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:

@@ -1,6 +1,6 @@
 """The jobs that run.sh's grid names: from words such as `analyse.py --lr 1` to jobs.
 
-Words without a script are for run.py; `search` and `propose` with ranges stand for several jobs
+Words without a script are for run.py; `search`, `propose` and `breed` stand for several jobs
 (search.py, proposals.py), and what follows `halving` trains on rung by rung, up to `keep_all`. In
 the sweep's folder, the file `grid` has all of them: for each, the number of its words, then the
 words, each ended by NUL. While the grid runs, captured jobs, as in `id=$(job …)`, come in the same
@@ -153,13 +153,13 @@ def needed(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def following(grid: Path) -> list[tuple[list[str], int]]:
-    """Return the words of each `confirm` and `propose` in a sweep's file, and how many jobs there
-    are up to it; those that were proposed are before it."""
+    """Return the words of each `confirm`, `propose` and `breed` in a sweep's file, and how many
+    jobs there are up to it; those that were proposed are before it."""
     text = os.fsdecode(grid.read_bytes())
     found, before = [], 0
     for words, _ in _commands(iter(text.split("\0")[:-1])):
         match words:
-            case ["confirm" | "propose", *_]:
+            case ["confirm" | "propose" | "breed", *_]:
                 found.append((words, before))
             case ["halving" | "keep_all", *_]:
                 pass
@@ -217,11 +217,11 @@ def _entries(words: Iterator[str]) -> Iterator[Entry]:
                 halving = read_halving(halvings, rungs)
             case ["keep_all"]:
                 halving = None
-            case ["confirm" | "propose", *_]:
+            case ["confirm" | "propose" | "breed", *_]:
                 pass
             case _ if halving and {"proposal", "until"} & drawn.keys():
                 line = "not below halving, which stops jobs itself; write keep_all before them"
-                raise SettingsError(f"search until and propose: {line}")
+                raise SettingsError(f"search until, propose and breed: {line}")
             case _:
                 number += 1
                 is_named = bool(given) and given[0].endswith(".py") and not given[0].startswith("-")
@@ -237,9 +237,9 @@ def _commands(words: Iterator[str]) -> Iterator[tuple[list[str], dict[str, Any]]
         match [next(words) for _ in range(int(count))]:
             case ["search", *ranges]:
                 yield from search.jobs(ranges)
-            case ["propose", *line]:
+            case ["propose" | "breed", *_] as line:
                 yield from proposals.read(line).jobs()
-                yield ["propose", *line], {}
+                yield line, {}
             case given:
                 yield given, {}
 

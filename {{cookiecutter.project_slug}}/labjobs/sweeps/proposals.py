@@ -1,12 +1,13 @@
-"""Settings that are proposed from the results of others, for run.sh's `propose`:
+"""Jobs that follow from the results of others, for run.sh's `propose` and `breed`:
 
     propose tuned 8 x 5 --lr 'log 1e-4 1e-1' --width 'logint 16 512' -- --epochs 30
     propose other 8 x 5 seed=1 with=tpe --lr 'log 1e-4 1e-1'
+    breed family 8 x 5 x 4e --lr 'log 1e-4 1e-1' -- --schedule constant
 
 are five generations of eight jobs each. The first is drawn as by `search`. Each later one follows
-from the declaration and the results of those before it (labjobs.commands.propose). What was
-proposed is in `searches/tuned.txt`, which is meant to be committed: its jobs are then the same for
-everybody, as if they stood in the grid.
+from the declaration and the results of those before it (labjobs.commands.propose); those of `breed`
+go on from the ends of others, four epochs each. What was proposed is in `searches/tuned.txt`, which
+is meant to be committed: its jobs are then the same for everybody, as if they stood in the grid.
 """
 
 import hashlib
@@ -18,15 +19,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labjobs import layout
+from labjobs.cli.flags import option
 from labjobs.cli.ranges import Range
 from labjobs.errors import SettingsError, did_you_mean
 from labjobs.files import PROJECT, shown, write_shared
+from labjobs.job.runtime import LENGTHS
+from labjobs.settings import Span
 from labjobs.sweeps import search
 
 SAMPLERS = ("tpe", "gp", "cmaes")
 """What `with=` can name: samplers of Optuna."""
 
-FORM = "must look like propose NAME 8 x 5 --lr 'log 1e-4 1e-1' -- --epochs 30"
+FORMS = {
+    "propose": "propose NAME 8 x 5 --lr 'log 1e-4 1e-1' -- --epochs 30",
+    "breed": "breed NAME 8 x 5 x 4e --lr 'log 1e-4 1e-1' -- --schedule constant",
+}
+
+INIT_FROM = "--init-from"
+TAKEN = (*map(option, LENGTHS), INIT_FROM)  # flags that `breed` gives its jobs itself
 
 DIGITS = 12  # of the digests in a file
 
@@ -40,17 +50,34 @@ class Generation(NamedTuple):
 
 @dataclass(frozen=True)
 class Proposals:
-    """A line `propose` of a grid: its `words`, the number of `generations`, and the number of jobs
-    in each, `count`."""
+    """A line `propose` or `breed` of a grid: its `words`, the number of `generations`, the number
+    of jobs in each, `count`, and the `length` of training in one of `breed`."""
 
     words: list[str]
-    name: str
     count: int
     generations: int
+    length: Span | None
     seed: str
     sampler: str
     ranges: list[Range]
     fixed: list[str]
+
+    @property
+    def line(self) -> str:
+        """Which line it is: `propose tuned`."""
+        return " ".join(self.words[:2])
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.words[1]
+
+    def same(self, generation: int) -> list[str]:
+        """Return the arguments that all jobs of a generation have, the first being 1."""
+        if not self.length:
+            return self.fixed
+        unit = "--epochs" if self.length.endswith("e") else "--steps"
+        return [*self.fixed, f"{unit}={int(self.length.number) * generation}"]
 
     @property
     def path(self) -> Path:
@@ -61,7 +88,7 @@ class Proposals:
         """Return the generations that are written down, or the first if there is no file. Raises
         SettingsError if the file is of another declaration, or was edited."""
         if not self.path.exists():
-            drawn = search.draws(self.count, self.seed, self.ranges, self.fixed)
+            drawn = search.draws(self.count, self.seed, self.ranges, self.same(1))
             return [Generation([job for job, _ in drawn])]
         text, found = self.path.read_text("utf-8", "replace"), list[Generation]()
         for line in text.splitlines()[1:]:
@@ -70,12 +97,12 @@ class Proposals:
             elif found:
                 found[-1].jobs.append(_split(line))
         if not text.startswith(self._text([])):
-            line = "is of another propose line; give this one another name, or remove the file"
-            raise SettingsError(f"propose {self.name}: {shown(self.path)} {line}")
+            line = f"is of another {self.words[0]} line; give this one another name"
+            raise SettingsError(f"{self.line}: {shown(self.path)} {line}, or remove the file")
         whole = all(len(each.jobs) == self.count for each in found)
         if text != self._text(found) or not whole or not found:
             line = "was edited or merged; restore it from version control"
-            raise SettingsError(f"propose {self.name}: {shown(self.path)} {line}")
+            raise SettingsError(f"{self.line}: {shown(self.path)} {line}")
         return found[: self.generations]
 
     def write(self, generations: Sequence[Generation]) -> None:
@@ -86,7 +113,7 @@ class Proposals:
     def _text(self, generations: Sequence[Generation]) -> str:
         """The content of the file. The digest of a generation is over all that is above it too."""
         # Without the number of generations, so that more can be added.
-        text = f"# propose {self.name} {self.count} x … {shlex.join(self.words[4:])}\n"
+        text = f"# {self.line} {self.count} x … {shlex.join(self.words[5:])}\n"
         for number, (jobs, basis) in enumerate(generations, 1):
             lines = "".join(f"{shlex.join(job)}\n" for job in jobs)
             jobs_digest = digest(text + lines)
@@ -98,42 +125,56 @@ class Proposals:
         """Yield the jobs that are known: their arguments, and how they were proposed."""
         ranges = search.texts(self.ranges)
         about = {"proposal": self.name, "seed": int(self.seed), "ranges": ranges}
+        about |= {"length": self.length} if self.length else {}
         for number, generation in enumerate(self.known()):
             for index, job in enumerate(generation.jobs, number * self.count):
                 yield job, {**about, "generation": number + 1, "index": index}
 
 
 def read(words: list[str]) -> Proposals:
-    """Return what a line `propose` says. Raises SettingsError."""
+    """Return what a line says. Raises SettingsError."""
     cut = words.index("--") if "--" in words else len(words)
+    each, options = "", {"seed": "0"}
     match words[:cut]:
-        case [name, count, "x", generations, *rest] if name.isidentifier():
+        case ["propose", name, count, "x", generations, *rest]:
+            options["with"] = ""
+        case ["breed", name, count, "x", generations, "x", each, *rest]:
             pass
         case _:
-            raise SettingsError(f"propose: {FORM}")
-    options = {"seed": "0", "with": ""}
+            name, count, generations, rest = "", "", "", []
     while rest and rest[0].partition("=")[0] in options:
-        option, _, options[option] = rest.pop(0).partition("=")
-    numbers = (count, generations, options["seed"])
-    if not (all(map(str.isdecimal, numbers)) and int(count) > 1 and int(generations)):
-        raise SettingsError(f"propose {name}: {FORM}")
-    if (sampler := options["with"]) and sampler not in SAMPLERS:
-        raise SettingsError(f"propose {name}: with={sampler}: {did_you_mean(sampler, SAMPLERS)}")
-    fixed = words[cut + 1 :]
+        key, _, options[key] = rest.pop(0).partition("=")
+    numbers = (count, generations, each.removesuffix("e") or "1")
+    whole = all(number.isdecimal() and int(number) for number in numbers)
+    if not (name.isidentifier() and whole and int(count) > 1 and options["seed"].isdecimal()):
+        raise SettingsError(f"{words[0]}: must look like {FORMS[words[0]]}")
+    length, sampler = Span(each) if each else None, options.get("with", "")
+    line, fixed = f"{words[0]} {name}", words[cut + 1 :]
     try:
         ranges = search.ranges(rest, fixed)
     except SettingsError as error:
-        raise SettingsError(f"propose {name}: {str(error).removeprefix('search: ')}") from None
-    if sampler == "cmaes" and any(each.choices or each.condition for each in ranges):
-        line = "takes neither choices nor conditions; with=tpe does"
-        raise SettingsError(f"propose {name}: with=cmaes: {line}")
-    each = (int(count), int(generations), options["seed"], sampler)
-    found = Proposals(words, name, *each, ranges, fixed)
-    packages = ["optuna", *["cmaes"] * (sampler == "cmaes")] if sampler else []
-    if not all(map(find_spec, packages)) and len(found.known()) < found.generations:
-        cure = "uv sync --group search, or pip install --group search"
-        raise SettingsError(f"propose {name}: with={sampler} needs Optuna: {cure}")
+        raise SettingsError(f"{line}: {str(error).removeprefix('search: ')}") from None
+    own = (int(count), int(generations), length, options["seed"], sampler)
+    found = Proposals(words, *own, ranges, fixed)
+    _check(found)
     return found
+
+
+def _check(asked: Proposals) -> None:
+    """Raise SettingsError for what its ranges, or Optuna if that is missing, do not allow."""
+    line, flags = asked.line, [*(each.flag for each in asked.ranges), *search.flags(asked.fixed)]
+    for flag in filter(TAKEN.__contains__, flags if asked.length else ()):
+        raise SettingsError(f"{line}: {flag}: is set for each generation, by {asked.length}")
+    sampler = asked.sampler
+    if sampler and sampler not in SAMPLERS:
+        raise SettingsError(f"{line}: with={sampler}: {did_you_mean(sampler, SAMPLERS)}")
+    if sampler == "cmaes" and any(each.choices or each.condition for each in asked.ranges):
+        cure = "takes neither choices nor conditions; with=tpe does"
+        raise SettingsError(f"{line}: with=cmaes: {cure}")
+    packages = ["optuna", *["cmaes"] * (sampler == "cmaes")] if sampler else []
+    if not all(map(find_spec, packages)) and len(asked.known()) < asked.generations:
+        cure = "uv sync --group search, or pip install --group search"
+        raise SettingsError(f"{line}: with={sampler} needs Optuna: {cure}")
 
 
 def digest(text: str) -> str:

@@ -261,11 +261,16 @@ def check_halving(halving: Halving, job: JobFolder[Any]) -> None:
         raise SettingsError(f"halving: {option(name)} {length}: the rungs are not in {name}")
     if last.number >= length:
         raise SettingsError(f"halving: rung {last} is not before the end, {option(name)} {length}")
-    every = Span(getattr(settings, "eval_every", "1e"))
     for rung in halving.rungs:
-        whole = round(rung.number / every.number) * every.number == rung.number
-        if every.endswith("e") != in_epochs or not whole:
-            raise SettingsError(f"halving: rung {rung}: no evaluation there, --eval-every {every}")
+        check_evaluated(f"halving: rung {rung}", rung, job)
+
+
+def check_evaluated(line: str, at: Span, job: JobFolder[Any]) -> None:
+    """Raise SettingsError for a job that is not evaluated after each such span."""
+    every = Span(getattr(job.settings, "eval_every", "1e"))
+    whole = round(at.number / every.number) * every.number == at.number
+    if every.endswith("e") != at.endswith("e") or not whole:
+        raise SettingsError(f"{line}: no evaluation there, --eval-every {every}")
 
 
 OPEN = ("paused", "stopped", "interrupted", "failed")  # states of jobs that may train on

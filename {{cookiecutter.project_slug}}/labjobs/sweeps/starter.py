@@ -214,6 +214,8 @@ def _check(entries: list[Entry], here: bool) -> bool:
         if alike not in checked:
             check = identity.read(entry.script).check
             getattr(scripts[entry.script], check)(job)
+            if "length" in entry.drawn:  # of `breed`, whose next generation goes on from here
+                job.check_end()
             checked.add(alike)
         kinds.add(job.device.type)
 

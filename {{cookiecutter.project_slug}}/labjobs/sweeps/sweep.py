@@ -73,21 +73,24 @@ def _grow(
     folder: Path, flags: Sequence[str], confirmed: set[int], only_shown: bool = False
 ) -> tuple[bool, list[str]]:
     """Add the jobs that follow from results, once these are there: the next generation of each
-    `propose`, unless jobs are only shown, and the jobs of each `confirm`, whose number goes into
-    `confirmed`. All jobs have these flags. Return whether any were added, and what waits for
-    results."""
+    `propose` and `breed`, unless jobs are only shown, and the jobs of each `confirm`, whose number
+    goes into `confirmed`. All jobs have these flags. Return whether any were added, and what waits
+    for results."""
     grown, waiting = False, list[str]()
     for number in range(len(grid.following(folder / "grid"))):
         words, before = grid.following(folder / "grid")[number]
         entries = grid.entries(folder / "grid", flags)[:before]
-        if words[0] == "propose":
-            added, left = _propose(folder, words[1:], entries, only_shown)
+        if words[0] != "confirm":
+            added, left = _propose(folder, words, entries, only_shown)
             grown = grown or added
             waiting += [" ".join(words[:2])] * left
-        elif words[0] == "confirm" and number not in confirmed:
+        elif number not in confirmed:
             count = words[1]
             if not count.isdecimal() or not int(count):
                 line = "expects a number of seeds, such as confirm 5"
+                raise SettingsError(f"confirm {count}: {line}")
+            if any("length" in entry.drawn for entry in entries):
+                line = "not after breed, whose jobs go on from others; breed with another --seed"
                 raise SettingsError(f"confirm {count}: {line}")
             if waiting or not (jobs := _confirm(folder, int(count), entries)):
                 waiting.append("confirm")
@@ -283,6 +286,9 @@ def _join(entries: list[Entry]) -> None:
             search.check_halving(entry.halving, entry.job)
         if "until" in entry.drawn:
             search.check_monitor("search until", entry.job)
+        if length := entry.drawn.get("length"):
+            search.check_monitor("breed", entry.job)
+            search.check_evaluated(f"breed: {length}", length, entry.job)
         for job in {*entry.inputs} & ({job.id for _, job in halved} - kept):
             raise SettingsError(f"its input {job} may be stopped by halving: name that elsewhere")
 

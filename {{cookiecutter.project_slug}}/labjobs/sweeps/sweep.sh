@@ -46,6 +46,10 @@ search() { printf '%s\0' "$(($# + 1))" search "$@" >&4; }
 #   propose tuned 8 x 5 --lr 'log 1e-4 1e-1' -- --model convnet
 propose() { printf '%s\0' "$(($# + 1))" propose "$@" >&4; }
 
+# Adds generations of jobs that go on from the best of the one before; proposals.py says how:
+#   breed family 8 x 5 x 4e --lr 'log 1e-4 1e-1' -- --schedule constant
+breed() { printf '%s\0' "$(($# + 1))" breed "$@" >&4; }
+
 # Runs what validation chooses among the jobs before it with fresh seeds, once they have ended:
 #   confirm 5
 confirm() { printf '%s\0' 2 confirm "${1-}" >&4; }

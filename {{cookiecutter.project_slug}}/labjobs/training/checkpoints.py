@@ -317,10 +317,13 @@ class TrainingState:
             try:
                 part.load_state_dict(content["parts"][name])
             except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-                raise JobError(
-                    f"its checkpoint does not fit the code ({name}: {first_line(error)}); "
-                    f"--force starts over, or delete {shown(self._folder)}"
-                ) from error
+                why = f"does not fit the code ({name}: {first_line(error)})"
+                cure = f"--force starts over, or delete {shown(self._folder)}"
+                line = f"its checkpoint {why}; {cure}"
+                if "of" in content:
+                    cure = "settings that change the model or the optimizer must be the same"
+                    line = f"{content['of']}: its state {why}; {cure}"
+                raise JobError(line) from error
         if content.get("best"):
             self.keep_best(content["best"])
 

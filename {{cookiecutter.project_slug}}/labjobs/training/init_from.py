@@ -24,7 +24,7 @@ from labjobs.job.runtime import LENGTHS
 from labjobs.job.terminal import log
 from labjobs.settings import Span, Weights
 from labjobs.training import checkpoints
-from labjobs.training.progress import Length, Position
+from labjobs.training.progress import Length, Part, Position
 
 # Whether a longer job may continue a shorter one.
 #
@@ -33,6 +33,7 @@ from labjobs.training.progress import Length, Position
 # have used. To compare them, the student's schedule is called for both jobs.
 
 MAY_DIFFER = (*LENGTHS, "schedule", "init_from")  # in a longer job that continues another
+PER_EPOCH = 100  # steps for a job of which it is not known, to tell its schedule from others
 PLATEAUS = (0, 1)  # numbers to compare schedules for, since the actual one is unknown
 
 
@@ -83,14 +84,16 @@ def can_go_on(settings: Any, factor: Factor | None, done: Trained) -> bool:
 
 
 def extension_problem(
-    settings: Any, before: Any, factor: Factor, done: Trained, total: int = 0
+    settings: Any, before: Any, factor: Factor, done: Trained, total: int = 0, fork: bool = False
 ) -> str:
     """Return why a job, of `total` steps if not as its settings say, cannot continue what a job
-    with the settings `before` has done, and what to do about it; empty if it can."""
+    with the settings `before` has done, and what to do about it; empty if it can. As a fork it may
+    have any settings, but that job must have been able to go on."""
     if getattr(settings, "minutes", 0) or getattr(before, "minutes", 0):
         return "both jobs need a length in --steps or --epochs, not in --minutes"
     mine, theirs = identity(settings), identity(before)
-    for name in [*mine.keys() - MAY_DIFFER, *theirs.keys() - MAY_DIFFER]:
+    fixed = () if fork else (*mine.keys() - MAY_DIFFER, *theirs.keys() - MAY_DIFFER)
+    for name in fixed:
         if mine.get(name) != theirs.get(name):
             here, there = as_text(mine.get(name)), as_text(theirs.get(name))
             differs = f"{flags.option(name)} is {here}, but was {there} in that job"
@@ -98,6 +101,7 @@ def extension_problem(
     length = Length(settings)
     length.steps_per_epoch = done.steps_per_epoch
     total = total or length.total or 0
+    settings = before if fork else settings
     if done.early:
         return f"it stopped early, after {done.steps} steps, as a longer job would; see --patience"
     if total <= done.steps:
@@ -106,6 +110,12 @@ def extension_problem(
         every = as_text(settings.eval_every)
         ended = f"it ended between two evaluations, after {done.steps} steps"
         return f"{ended}; its length must be a multiple of --eval-every {every}"
+    return _schedule_problem(settings, before, factor, done, total)
+
+
+def _schedule_problem(settings: Any, before: Any, factor: Factor, done: Trained, total: int) -> str:
+    """Why the learning rates of steps that are done would have been others; empty if they are the
+    same."""
     # The last step comes first, since most schedules differ there.
     for step in chain((done.steps - 1,), range(done.steps - 1)):
         now = planned(total, done.steps_per_epoch, step)
@@ -191,15 +201,27 @@ class Beginning:
                 "or chose its batches there; a longer one may differ; run it without --init-from"
             )
         trained = Trained(done["steps"], done["steps_per_epoch"], done["early"])
-        if problem := extension_problem(folder.settings, before, factor, trained):
+        if problem := extension_problem(folder.settings, before, factor, trained, fork=given.fork):
             raise SettingsError(f"{self._flag}: {problem}")
         if not (attempt / layout.LAST).exists():
             raise SettingsError(f"{self._flag}: the last.pt of that job is gone; {again}")
 
-    def state(self) -> dict[str, Any]:
-        """Return the state at the end of the other job's training; empty if this one starts anew.
+    def check_end(self) -> None:
+        """Raise SettingsError if its schedule lets no fork go on from its end."""
+        if not self._factor:
+            raise SettingsError("check() in run.py has to call job.check_schedule(…)")
+        settings, length = self._folder.settings, Length(self._folder.settings)
+        length.steps_per_epoch = PER_EPOCH
+        done = Trained(length.total or 0, PER_EPOCH, early=False)
+        if problem := _schedule_problem(settings, settings, self._factor, done, 2 * done.steps):
+            raise SettingsError(f"no job can go on from it: in one twice as long, {problem}")
 
-        Raises JobError if the state cannot be read, or run.py does not do what --init-from needs.
+    def state(self, parts: Mapping[str, Part], steps_per_epoch: int | None) -> dict[str, Any]:
+        """Return the state at the end of the other job's training, for these parts of this one;
+        empty if this one starts anew.
+
+        Raises JobError if the state cannot be read or fits only another number of steps per epoch,
+        or if run.py does not do what --init-from needs.
         """
         if not self._given:
             return {}
@@ -216,8 +238,14 @@ class Beginning:
             own = {"id": self._folder.id, "settings": identity(self._folder.settings)}
             content["best"] |= own
         self.done = position["step"]
+        if self._given.fork:
+            theirs = content["parts"]["job.length"]["steps_per_epoch"]
+            if steps_per_epoch not in (None, theirs):
+                line = f"an epoch had {theirs} steps there, and has {steps_per_epoch} here"
+                raise JobError(f"{self._flag}: {line}; give both jobs the same batches")
+            _keep_own_rates(content["parts"], parts)
         log.info("continuing job %s after %d steps", self._given.job, self.done)
-        return {**content, "lines": (0, 0)}
+        return {**content, "lines": (0, 0), "of": self._flag}
 
     def note_length_read(self, by: FrameType | None) -> None:
         """Note who reads the length of the job, if it is not the schedule, or chooses its batches:
@@ -256,6 +284,17 @@ class Beginning:
         except Damaged as error:
             line = f"its {path.name} is damaged; run that job again with --force"
             raise JobError(f"{self._flag}: {line}") from error
+
+
+def _keep_own_rates(states: Mapping[str, dict[str, Any]], parts: Mapping[str, Part]) -> None:
+    """Let optimizers take over the moments alone, not the rates and decays of the other job."""
+    for name, part in parts.items():
+        own = part.state_dict().get("param_groups")
+        theirs = states.get(name, {}).get("param_groups")
+        if own and theirs and len(own) == len(theirs):  # torch refuses other groups itself
+            states[name]["param_groups"] = [
+                mine | {"params": other["params"]} for mine, other in zip(own, theirs, strict=True)
+            ]
 
 
 def _fitting(model: nn.Module, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:

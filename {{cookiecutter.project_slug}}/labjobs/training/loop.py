@@ -244,6 +244,11 @@ class Job(Generic[S]):
         """
         self._beginning.check(factor)
 
+    def check_end(self) -> None:
+        """Raise SettingsError if no other job could go on from the end of this one, as in `breed`;
+        after check()."""
+        self._beginning.check_end()
+
     def save_spec(self, spec: Any) -> None:
         """Keep what the network has to know of the data, a dataclass or a dictionary of plain
         values: jobs.load makes the model again with it."""
@@ -626,7 +631,7 @@ class Job(Generic[S]):
 
     def _first_state(self) -> dict[str, Any]:
         """What a job without a checkpoint continues from; empty if it starts anew."""
-        return self._beginning.state()
+        return self._beginning.state(self._parts, self._length.steps_per_epoch)
 
     def _stream(self, batches: Batches | None, examples: int) -> Iterator[tuple[Any, int]]:
         """The batches from here on, without end: the same iterator for all intervals."""
