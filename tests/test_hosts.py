@@ -125,10 +125,11 @@ def test_a_shared_disk(here: Project, tmp_path: Path) -> None:
 
 
 def test_jobs_that_wait_for_others(here: Project, tmp_path: Path) -> None:
-    """A job that begins with another one's weights, and jobs of which halving stops some: what runs
-    and what comes out is as on one machine."""
+    """Jobs that begin with another one's weights, in a row, and jobs of which halving stops some:
+    what runs and what comes out is as on one machine."""
     rates = [f"job {JOB} --schedule constant --lr {lr}" for lr in ("1e-2", "1e-3", "1e-4")]
-    after = [f"first=$(job {JOB})", f'job {JOB} --seed 1 --init-from "$first"']
+    after = [f"first=$(job {JOB})", f'second=$(job {JOB} --seed 1 --init-from "$first")']
+    after += [f'job {JOB} --seed 2 --init-from "$second"']
     write_lines(here.root, "halving 3 2e", *rates, "keep_all", *after)
     alone = here.copy(tmp_path / "alone")
     succeeded(alone.do("bash", "run.sh"))
@@ -139,7 +140,7 @@ def test_jobs_that_wait_for_others(here: Project, tmp_path: Path) -> None:
     jobs, wanted = (listed(each.do("bash", "run.sh", "--list")) for each in (here, alone))
     assert jobs == wanted
     words = [word for word, _ in jobs.values()]
-    assert sorted(words) == ["finished"] * 3 + ["stopped"] * 2
+    assert sorted(words) == ["finished"] * 4 + ["stopped"] * 2
     for job, (word, _) in jobs.items():
         if word == "finished":
             assert_as_undisturbed(here, job, alone, job)
