@@ -109,7 +109,7 @@ def test_what_cannot_be_halved_is_refused_before_anything_starts(project, line, 
     assert not (project.root / "runs").exists()
 
 
-def test_jobs_that_are_not_comparable_are_refused(project, tmp_path):
+def test_jobs_that_are_not_comparable_are_refused(project):
     write_lines(project.root, "halving 3 2e", "job --monitor val_accuracy", "job --seed 1")
     assert "they are compared by one metric" in one_line(project.do("bash", "run.sh"), 2)
     write_lines(project.root, "halving 3 2e", "job", "halving 3 3e", "job")
@@ -117,11 +117,6 @@ def test_jobs_that_are_not_comparable_are_refused(project, tmp_path):
     write_lines(project.root, "halving 3 2e", "id=$(job)", "keep_all", 'job --init-from "$id"')
     done = project.do("bash", "run.sh")
     assert done.returncode == 2 and "may be stopped by halving: name that elsewhere" in done.stderr
-    (tmp_path / "sbatch").touch(0o755)
-    write_lines(project.root, "halving 3 2e", "job")
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    slurm = one_line(project.do("bash", "run.sh", "--slurm", PATH=path), 2)
-    assert slurm == "run.sh: --slurm: not with halving, whose jobs wait for each other"
 
 
 # Whatever is killed, on any number of places: the same promotions, the same bits, no step twice.

@@ -78,7 +78,7 @@ def submit(
             ok, ended = [], [array]
         tasks |= {entry.job.id: f"{array}_{number}" for number, entry in enumerate(entries)}
     line = f"{counted(len(left), 'job')} submitted to {system.title} as {', '.join(ids)}"
-    return "\n".join([f"{line}; --list shows them", *filter(None, [asked]), *_notes(cluster)])
+    return "\n".join([f"{line}; --list shows them", *filter(None, [asked]), *_notes(cluster, left)])
 
 
 def _asked(given: Cluster, cluster: Cluster) -> str:
@@ -87,8 +87,11 @@ def _asked(given: Cluster, cluster: Cluster) -> str:
     return "each task has " * bool(keys) + ", ".join(f"{key} {vars(cluster)[key]}" for key in keys)
 
 
-def _notes(cluster: Cluster) -> Iterator[str]:
+def _notes(cluster: Cluster, left: Sequence[Entry]) -> Iterator[str]:
     """Yield what else is to be known of the tasks."""
+    if paused := sum(entry.rung is not None for entry in left):
+        line = "pauses at its rung" if paused == 1 else "pause at their rungs"
+        yield f"{counted(paused, 'job')} {line}; then the same command submits what trains on"
     if cluster.piece and not cluster.put_back:
         tasks = counted(cluster.pieces, "task")
         yield f"a job has {tasks}, one after another; the same command continues what is left"

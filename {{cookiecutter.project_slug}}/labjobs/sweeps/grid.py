@@ -105,6 +105,10 @@ class Entry:
                 return "stale"
         return "interrupted"
 
+    def set_rung(self) -> None:
+        """Note where it pauses, by what is decided so far."""
+        self.rung = self.bracket.pause_after(self.job) if self.bracket else None
+
     def read(self) -> None:
         """Find out which job it is. Raises SettingsError if the words do not describe a job."""
         if found := NO_JOB & set(self.flags):

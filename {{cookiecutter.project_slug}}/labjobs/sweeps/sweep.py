@@ -160,8 +160,6 @@ def _run(
         of = _forecast(entries, flags, cluster) if flags.cost else None
         states.watch(entries) if flags.watch else states.show(entries, flags.json, of)
         return exit_status.DONE
-    if cluster and any(entry.halving for entry in entries):
-        raise SettingsError(f"{cluster.flag}: not with halving, whose jobs wait for each other")
     states.clear_snapshots(folder)
     threads = sorted({entry.job.runtime.threads for entry in entries}, key=str)
     wanted = flags.per_gpu, per_job, threads
@@ -173,6 +171,7 @@ def _run(
     left = _left(entries, view, flags, cluster)
     _check_searches(entries)
     if not left and cluster:
+        _note_stopped(entries)
         count = Counter(entry.state for entry in entries)
         held = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
         leave(exit_status.DONE, f"nothing submitted to {cluster.batch.title}: {held}")
@@ -197,6 +196,8 @@ def _run(
     if problem := installation.problem(PROJECT):
         print(problem, flush=True)
     if cluster:
+        for entry in left:
+            entry.set_rung()
         status = _submit(folder, left, view, since, cluster)
         submitted = {*left}
         return status or _name_left_out([entry for entry in entries if entry not in submitted])
@@ -251,15 +252,20 @@ def _forecast(entries: list[Entry], flags: Flags, cluster: Cluster | None) -> Fo
 
 
 def _end(entries: list[Entry], status: int = 0) -> int:
-    """Note which jobs halving has stopped, and print the results; return the exit status."""
-    stopped = [] if status else grid.stopped(entries)
-    noted = [e.job.runs_root for e, rung in stopped if e.job.note_stop(f"at {rung}")]
+    """Print the results; return the exit status."""
+    if not status:
+        _note_stopped(entries)
+    return grid.summary(entries, status)
+
+
+def _note_stopped(entries: list[Entry]) -> None:
+    """Note which jobs halving has stopped, also in the store."""
+    noted = [e.job.runs_root for e, rung in grid.stopped(entries) if e.job.note_stop(f"at {rung}")]
     for runs_root in {*noted}:  # if the store is away, `jobs.py sync` sends it
         send = "import sys, pathlib; from labjobs.tracking import courier; "
         send += "courier.sync(pathlib.Path(sys.argv[1]))"
         command = [sys.executable, "-c", send, str(runs_root)]
         subprocess.run(command, cwd=PROJECT, capture_output=True)
-    return grid.summary(entries, status)
 
 
 def _read_jobs(entries: list[Entry]) -> None:
@@ -319,7 +325,7 @@ def _left(
             entry.state = "skipped"
         seen.add(entry.job.id)
     left = {entry.job.id: entry for entry in entries if entry.state in to_run}
-    if left and not flags.only:  # those that are compared with them may train on
+    if left and not (flags.only or cluster):  # those that are compared with them may train on
         left |= {e.job.id: e for e in entries if e.bracket and e.state == "paused"}
     settings = {job: entry.job.settings for job, entry in left.items()}
     return [left[job] for job in attempts.inputs_first(settings)]
@@ -507,7 +513,7 @@ class Queue:
         if known is not None:  # another sweep has run it
             self._leave(worker, entry, known)
             return
-        entry.rung = entry.bracket.pause_after(entry.job) if entry.bracket else None
+        entry.set_rung()
         words = shlex.join(entry.words)
         self._say(entry, f"job {entry.job.id} started on {gpu.device}: {words}")
         try:
