@@ -95,6 +95,13 @@ def test_a_family_is_the_same_after_a_kill_from_the_journals_and_in_a_clone(proj
     ended(sweep)
     assert succeeded(first.do("bash", "run.sh")).stdout.splitlines()[-1].startswith("12 of 12 jobs")
     written, whole = file.read_text(), results(first)
+    for generation, job in {its["epochs"]: job for job, (its, *_) in whole.items()}.items():
+        shown = first.do("python", "jobs.py", "show", job).stdout.splitlines()[2]
+        assert len(re.findall(r"[0-9a-f]{12}:(?:last|fork)", shown)) == generation - 1, shown
+    succeeded(first.do("python", "plot.py", "--format", "png"))
+    caption = (first.root / "figures" / "ranking.tex").read_text()
+    assert "Jobs that train on where others ended: 8 of 12; " in caption
+    assert not [*first.root.glob("figures/search-*")]
     file.unlink()
     succeeded(first.do("bash", "run.sh"))
     assert file.read_text() == written  # from the journals alone

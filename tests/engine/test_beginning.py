@@ -172,11 +172,13 @@ def test_a_fork_has_the_state_of_the_other_job_and_rates_of_its_own(toy):
     longer = {**CONSTANT, "epochs": 4}
     same, last = (toy.done(**longer, init_from=of(short)) for of in (fork_of, end_of))
     assert learnt(same, 0) == learnt(last, 0)
-    other = toy.done(**{**longer, "lr": 0.02, "momentum": 0.5}, init_from=fork_of(short))
+    own = {"lr": 0.02, "momentum": 0.5}
+    other = toy.done(**{**longer, **own}, init_from=fork_of(short))
     (group,) = other.checkpoint("last.pt")["parts"]["optimizer"]["param_groups"]
     assert (group["lr"], group["momentum"]) == (0.02, 0.5)
     first = min(step for step, _ in other.curves()["val_loss"])
     assert first == 3 * STEPS and learnt(other, 0) != learnt(last, 0)
+    toy.done(**{**longer, **own, "schedule": "linear"}, init_from=fork_of(short))
     # Its first step has the moments of the other job, and only its own rates.
     assert other.curves()["train_loss"][0] == last.curves()["train_loss"][0]
 
