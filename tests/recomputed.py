@@ -73,6 +73,11 @@ def is_number(text: str, value: float) -> None:
     assert abs(said - value) <= half + 1e-12 * abs(value), (text, value)
 
 
+def is_cost(text: str, value: float) -> None:
+    """Compare a cost, which is `<0.01` if it is less than its column can say."""
+    assert value < float(text[1:]) if text.startswith("<") else not is_number(text, value)
+
+
 def is_interval(text: str, found: tuple[float, float, float]) -> None:
     """Compare a cell with a mean and the ends of its interval."""
     middle, low, high = found
@@ -374,10 +379,13 @@ class Tables(Caption):
                 (jobs["seconds"] / 3600 * jobs["lasts"]).mean(),
                 (1000 / jobs["seconds"]).mean(),
             ]
-            is_number(each[heads.index("CPU (h)") - 1], means[0])
-            is_number(each[heads.index("examples/s") - 1], means[1])
+            is_cost(each[heads.index("CPU (h)") - 1], means[0])
+            is_cost(each[heads.index("examples/s") - 1], means[1])
         assert int(rows[last][0].text) == len(self.every)
-        is_number(rows[last][heads.index("CPU (h)") - 1].text, self.every["seconds"].sum() / 3600)
+        hours = heads.index("CPU (h)") - 1
+        is_cost(rows[last][hours].text, self.every["seconds"].sum() / 3600)
+        each = {len(row[hours].text.partition(".")[2]) for row in rows.values()}
+        assert len(each) == 1, "one number of decimals"
 
     def check_jobs(self) -> None:
         """Compare the table of all jobs."""

@@ -264,6 +264,8 @@ def test_a_search_has_figures_of_its_own(draw, store, figures):
     drawn = draw("search")
     assert drawn.status == 0
     assert [name for name in drawn.names if name.startswith("search-")] == SEARCHES
+    were = "learning rate, momentum and optimizer were drawn by a search; see search-slices"
+    assert f"left out metric-vs-setting, metric-map: {were}\n" in drawn.said
     for file in drawn.files:
         assert_prints_right(*file)
     table = pd.read_csv(drawn.folder / "jobs.csv")

@@ -307,7 +307,19 @@ def test_costs_count_whatever_became_of_jobs(store):
     store.job("cost", {"cpu_hours": [0.5]}, seed=2, status="FAILED", metrics=DECLARED)
     table = paper_tables.cost(tables.jobs("cost"))
     assert [column.title for column in table.columns] == ["jobs", "CPU (h)", "examples/s"]
-    assert [cell.text for cell in table.total] == ["3", "3.5", ""]
+    assert [cell.text for cell in table.total] == ["3", "3.50", ""]
+
+
+def test_costs_in_a_column_have_one_number_of_decimals(store):
+    for lr, hours in ((1, 0.004), (2, 0.011), (3, 1.25)):
+        for seed in range(3):
+            results = {"val_accuracy": [0.9], "cpu_hours": [hours * (1 + 0.03 * seed)]}
+            store.job("costs", results, seed=seed, lr=lr, metrics=DECLARED)
+    store.job("costs", {"val_accuracy": [0.9], "cpu_hours": [2e-3]}, lr=4, metrics=DECLARED)
+    table = paper_tables.cost(tables.jobs("costs"))
+    texts = [row[1].text for row in table.rows.values()]
+    assert texts == ["0.0041", "0.0113", "1.2875", "0.0020"]
+    assert table.total[1].text == "3.9109"
 
 
 def test_a_table_that_is_higher_than_the_page_is_refused(tmp_path):

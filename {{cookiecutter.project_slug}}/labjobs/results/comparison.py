@@ -299,6 +299,7 @@ def _distributed(
     parts are `needed`, as for axes."""
     nested = {*jobs.attrs.get("nested", ())}
     left = [name for name in groups.varied(jobs) if name not in along]
+    left = _not_drawn(jobs, left, needed) if needed > 1 else left  # the axes of a map
     if len(left) < needed:
         few = f"only {settings(left)} varies" if left else "no setting varies"
         besides = settings(groups.varying_repeats(jobs) or [groups.SEED])
@@ -318,9 +319,20 @@ def _distributed(
 
 
 def numeric(jobs: pd.DataFrame) -> str:
-    """Return the setting that is a number in all jobs and varies most. Raises NoResults if no
-    number varies."""
-    for name in groups.varied(jobs):
-        if groups.is_numeric(jobs, name):
-            return name
-    raise NoResults("no numeric setting varies among the jobs; vary one in run.sh")
+    """Return the setting that is a number in all jobs and varies most, of those that no search has
+    drawn. Raises NoResults if there is none."""
+    names = [name for name in groups.varied(jobs) if groups.is_numeric(jobs, name)]
+    if not names:
+        raise NoResults("no numeric setting varies among the jobs; vary one in run.sh")
+    return _not_drawn(jobs, names, 1)[0]
+
+
+def _not_drawn(jobs: pd.DataFrame, names: Sequence[str], needed: int) -> list[str]:
+    """The settings that no search has drawn. Raises NoResults if a search leaves fewer than are
+    needed: jobs with a value that was drawn also differ in whatever else was drawn."""
+    drawn = tables.drawn(jobs) & {*groups.varied(jobs)}
+    left = [name for name in names if name not in drawn]
+    if len(left) < min(needed, len(names)):
+        were = "was" if len(drawn) == 1 else "were"
+        raise NoResults(f"{settings(sorted(drawn))} {were} drawn by a search; see search-slices")
+    return left

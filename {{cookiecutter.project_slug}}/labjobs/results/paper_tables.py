@@ -23,7 +23,7 @@ from labjobs.errors import SettingsError, did_you_mean
 from labjobs.job.terminal import counted
 from labjobs.results import comparison, groups, style, tables
 from labjobs.results.figure_files import plain
-from labjobs.results.intervals import NEEDED, Interval
+from labjobs.results.intervals import NEEDED, Interval, mean
 from labjobs.results.metrics import WORDS, Measured, NoResults, Part, chooser, declared
 from labjobs.results.samples import Difference, Sample, differences, over, sample
 from labjobs.settings import CONFIRMING
@@ -233,13 +233,14 @@ def cost(jobs: pd.DataFrame, rows: Sequence[str] = ()) -> Table:
     spent = tables.spent(jobs.attrs["experiment"])
     table.total = [Cell(str(len(spent)))]
     for name in names:
-        means = [groups.finite(found, name).mean() for found in alike.values()]
-        table.add(Column(COSTS[name]), map(Cell, style.numbers(means, 2)))
-        whole = style.number(math.fsum(groups.finite(spent, name)), 2) if name in TOTALS else ""
-        table.total.append(Cell(whole))
+        each = [_cost(found, name) for found in alike.values()]
+        decimals = style.decimals(each, [one.mean for one in each if math.isfinite(one.mean)])
+        table.add(Column(COSTS[name]), [_price(one.mean, decimals) for one in each])
+        whole = math.fsum(groups.finite(spent, name))
+        table.total.append(_price(whole, decimals) if name in TOTALS else Cell(""))
         table.records += [
-            {"row": row, "cost": name, "mean": mean, "jobs": len(found)}
-            for (row, found), mean in zip(alike.items(), means, strict=True)
+            {"row": row, "cost": name, "mean": one.mean, "jobs": len(found)}
+            for (row, found), one in zip(alike.items(), each, strict=True)
         ]
     devices = ", ".join(sorted(jobs["hardware"].unique()))
     table.about = (
@@ -247,6 +248,24 @@ def cost(jobs: pd.DataFrame, rows: Sequence[str] = ()) -> Table:
         f"{len(spent)} attempts of the project, whatever became of them.{fewer}"
     )
     return table
+
+
+def _cost(jobs: pd.DataFrame, name: str) -> Interval:
+    """What a job cost on average, with the interval that decides its number of decimals."""
+    known = groups.finite(jobs, name)
+    found = mean(known) if len(known) else None
+    if found and found.is_shown:
+        return found.interval
+    return Interval(found.mean if found else math.nan, math.nan, math.nan)
+
+
+def _price(value: float, decimals: int | None) -> Cell:
+    if not math.isfinite(value):
+        return Cell(NOTHING)
+    least = 10.0 ** -(decimals or 0)
+    if decimals is not None and 0 < value < least / 2:
+        return Cell(f"<{least:.{decimals}f}")
+    return Cell(style.rounded(value, decimals if value < style.LARGE else None))
 
 
 # Which jobs and metrics a table shows.

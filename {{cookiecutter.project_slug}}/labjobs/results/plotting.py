@@ -139,16 +139,12 @@ class _Found:
         found = [{name: row[name] for name in names if name in row} for row in every]
         return sorted(found, key=lambda row: str(row["job_id"]))
 
-    def counts(self, shown: pd.DataFrame | None = None, names: Collection[str] = ()) -> str:
+    def counts(self, shown: pd.DataFrame | None = None, task: str = "") -> str:
         """Say how many jobs were tried, if not all finished, and how many are not among those that
-        are `shown` because they only confirm; of those alone that agree with these in the settings
-        with some `names`."""
-        same = {} if shown is None else {name: str(shown[name].iloc[0]) for name in names}
-        states = Counter(
-            row["state"]
-            for row in self.rows
-            if all(str(row.get(name, value)) == value for name, value in same.items())
-        )
+        are `shown` because they only confirm; with a `task`, of those alone that have it."""
+        rows = pd.DataFrame(self.rows)
+        alike = rows if shown is None or not task else groups.with_task_of(shown, rows)
+        states = Counter(alike["state"].tolist())
         tried, finished = states.total(), states.pop(FINISHED, 0)
         why = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         said = f" Of {tried} jobs tried, {finished} finished: {why}." * bool(states)
@@ -265,7 +261,7 @@ def _draw(
             figure, caption = {**of_all, **of_one, **of_tasks, **of_searches}[name](shown)
             caption += _about(shown) + _differences(shown, found.mixed)
             if not (args.job and name in of_one):
-                caption += found.counts(alike, groups.with_role(alike, "task") if task else ())
+                caption += found.counts(alike, task)
             what = figure, out / stem, caption, about, venue, not args.unchecked, formats
             pages.write(out / stem, (*formats, "tex", "json"), partial(figure_files.save, *what))
 

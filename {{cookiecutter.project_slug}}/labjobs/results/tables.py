@@ -137,6 +137,12 @@ def spent(experiment: str) -> pd.DataFrame:
     return pd.DataFrame([each["metrics"] for each in stored_jobs.every(experiment)])
 
 
+def drawn(jobs: pd.DataFrame) -> set[str]:
+    """Return the settings that a search has drawn for any of the jobs."""
+    draws = [json.loads(draw) for draw in {*jobs.get(SEARCH, ())} if draw]
+    return {flag[2:].replace("-", "_") for draw in draws for flag in draw["ranges"]}
+
+
 def _with(jobs: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
     for name, value in wanted.items():
         values = value if isinstance(value, list | tuple | set) else [value]
