@@ -11,8 +11,27 @@ import pytest
 import servers
 import stored
 from faults import silent, succeeded
+from labjobs.results import style
 
 EXPERIMENT = "sweep"
+
+NAMES = [
+    *(
+        "a network with a name of sixty characters, as some do have, x",
+        r"50% & more_#1 {$x^2$} ~\a|b",
+    ),
+    *("naïve Œuvre", "", "\N{GREEK SMALL LETTER ALPHA} ≥ 2 → 3"),
+]
+"""Of models, as tables have to print them."""
+
+GEOMETRY = r"\usepackage[textwidth=%s,columnsep=0.25in,textheight=9in]{geometry}"
+CLASSES = {
+    "neurips": r"\documentclass[10pt]{article}\usepackage{times}" + GEOMETRY % "5.5in",
+    "icml": r"\documentclass[10pt,twocolumn]{article}\usepackage{times}" + GEOMETRY % "6.75in",
+    "nature": r"\documentclass{nature}\usepackage{helvet}" + GEOMETRY % "183mm",
+}
+"""By venue, what Debian has: the class of Nature, and the measures of the two other styles, which
+are no part of it."""
 
 
 def sweep(uri, folder):
@@ -77,9 +96,9 @@ def test_same_figures_from_postgresql_and_from_a_server(draw, tmp_path):
 @pytest.fixture(scope="module")
 def latex():
     """Sets a document; a second time, so that it knows its figures' numbers."""
-    booktabs = ["kpsewhich", "booktabs.sty"]
-    if not shutil.which("pdflatex") or subprocess.run(booktabs, capture_output=True).returncode:
-        debian.install("texlive-latex-recommended")
+    needed = ["kpsewhich", "booktabs.sty", "nature.cls"]
+    if not shutil.which("pdflatex") or subprocess.run(needed, capture_output=True).returncode:
+        debian.install("texlive-latex-recommended", "texlive-publishers")
 
     def latex(path):
         for _ in range(2):
@@ -102,3 +121,33 @@ def test_the_papers_captions_have_the_figures_numbers(project, drawn, latex, pop
     assert "mean of 3 seeds, 95% t interval" in one_line
     assert re.search(r"(told apart|worse|better) .* \(paired by repeat; 5% level", one_line)
     assert re.search(r"Table 1: Test results\. ± and parentheses: 95% intervals", one_line)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("venue", CLASSES)
+def test_tables_of_odd_names_in_a_venues_class(
+    project, draw, store, latex, poppler, tmp_path, venue
+):
+    """They compile, and are no wider than was said."""
+    experiment = f"names for {venue}"
+    stored.Store(store, tmp_path).classifiers(experiment, models=NAMES)
+    out = tmp_path / "tables"
+    done = draw("--experiment", experiment, "--venue", venue, "--out", str(out), "--unchecked")
+    said = dict(re.findall(r"(\w+)\.tex  ([\d.]+) in wide", done.stdout))
+    assert {*said} == {"main", "ablation", "cost"}, done.stderr
+    at, wide = style.VENUES[venue], "*" * (venue == "icml")
+    each = [
+        rf"""\begin{{table{wide}}}\centering\fontsize{{{at.text}}}{{{1.2 * at.text}}}\selectfont
+        \sbox0{{\input{{tables/{name}.tex}}\unskip}}\typeout{{{name}: \the\wd0}}\usebox0
+        \input{{tables/{name}.caption.tex}}\end{{table{wide}}}"""
+        for name in said
+    ]
+    font = r"\renewcommand{\familydefault}{\sfdefault}" * (at.font == "sans")
+    head = rf"{CLASSES[venue]}\usepackage{{booktabs}}{font}"
+    paper = tmp_path / "paper.tex"
+    paper.write_text("\n".join([head, r"\begin{document}", *each, r"\end{document}"]))
+    text = " ".join(poppler("pdftotext", "-layout", latex(paper), "-").split())
+    assert all(each in text for each in (NAMES[0], "50% & more", NAMES[-1]))
+    widths = dict(re.findall(r"^(\w+): ([\d.]+)pt$", paper.with_suffix(".log").read_text(), re.M))
+    for name, width in said.items():
+        assert float(widths[name]) / 72.27 < float(width) + 0.1, name

@@ -7,7 +7,7 @@ the environment around it are the author's. `results.tex` has all cells by name,
 import csv
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from io import StringIO
 from itertools import groupby
 from pathlib import Path
@@ -27,7 +27,7 @@ HEAD = "% written by plot.py, and replaced by it"
 
 SPACE = 12  # points between two columns, in LaTeX's own documents
 
-PLUS_MINUS = r"r@{\,$\pm$\,}l"
+PLUS_MINUS = r"\,$\pm$\,"
 
 LAST_LATIN = 0x24F
 """The last character that LaTeX's usual fonts have, besides those that `latex` writes."""
@@ -75,7 +75,7 @@ def macros(tables: Mapping[str, Table]) -> str:
         for row, cells in table.rows.items():
             for column, cell in zip(table.columns, cells, strict=True):
                 place = "/".join(filter(None, (name, row, column.task, column.title)))
-                half = rf"\,$\pm$\,{latex(cell.half)}" if cell.half else ""
+                half = PLUS_MINUS + latex(cell.half) if cell.half else ""
                 key = re.sub(r"[^A-Za-z0-9 .,:=/+()-]+", "", place.replace("→", "to")).strip()
                 found[key] = latex(cell.text) + half if key not in found else ""
     known = r"\ifcsname result/#1\endcsname\csname result/#1\endcsname"
@@ -85,32 +85,22 @@ def macros(tables: Mapping[str, Table]) -> str:
 
 
 def _tabular(table: Table) -> str:
-    paired = [any(row[place].half for row in _rows(table)) for place in range(len(table.columns))]
-    widths = [1 + pair for pair in paired]
-
-    def cells(texts: Iterator[str]) -> list[str]:
-        """Return texts over whole columns, of which those with ± are two."""
-        return [
-            rf"\multicolumn{{{size}}}{{c}}{{{each}}}"
-            for size, each in zip(widths, texts, strict=True)
-        ]
-
+    columns = [[row[place] for row in _rows(table)] for place in range(len(table.columns))]
+    kinds = "".join("c" if any(cell.half for cell in cells) else "r" for cells in columns)
     lines = [HEAD + r"; needs \usepackage{booktabs}"]
-    lines += [r"\begin{tabular}{@{}l" + "".join(PLUS_MINUS if p else "r" for p in paired) + "@{}}"]
-    lines += [r"\toprule", *_spanners(table, widths)]
-    heads = cells(latex(column.title) for column in table.columns)
-    lines += [_line([latex(table.corner), *heads]), r"\midrule"]
-    for name, row in table.rows.items():
-        lines.append(_line([latex(name), *map(_latex_cell, row, paired)]))
-    if table.total:
-        lines += [r"\midrule", _line([TOTAL, *map(_latex_cell, table.total, paired)])]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+    lines += [rf"\begin{{tabular}}{{@{{}}l{kinds}@{{}}}}", r"\toprule", *_spanners(table)]
+    lines += [_line(map(latex, [table.corner, *(column.title for column in table.columns)]))]
+    rows = [*zip(*map(_latex_cells, columns), strict=True)]
+    body = [_line([latex(name), *row]) for name, row in zip(table.rows, rows, strict=False)]
+    total = [r"\midrule", _line([TOTAL, *rows[-1]])] if table.total else []
+    lines += [r"\midrule", *body, *total, r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
 
 
 TOTAL = "whole project"  # the name of the last row of a table that has one for all jobs
 
 
-def _line(cells: list[str]) -> str:
+def _line(cells: Iterable[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
@@ -118,28 +108,39 @@ def _rows(table: Table) -> list[list[Cell]]:
     return [*table.rows.values(), *([table.total] if table.total else [])]
 
 
-def _spanners(table: Table, widths: list[int]) -> list[str]:
+def _spanners(table: Table) -> list[str]:
     """The tasks above their columns, each with a rule below it; nothing for a single task."""
     if not any(column.task for column in table.columns):
         return []
     heads, rules, start = [""], [], 2
-    both = zip(table.columns, widths, strict=True)
-    for task, of_task in groupby(both, key=lambda pair: pair[0].task):
-        size = sum(width for _, width in of_task)
-        heads.append(rf"\multicolumn{{{size}}}{{c}}{{{latex(task)}}}")
-        rules.append(rf"\cmidrule(lr){{{start}-{start + size - 1}}}")
-        start += size
+    for task, of_task in groupby(column.task for column in table.columns):
+        end = start + len([*of_task]) - 1
+        edge = "@{}" * (end == 1 + len(table.columns))  # else LaTeX adds space beyond the table
+        heads.append(rf"\multicolumn{{{end - start + 1}}}{{c{edge}}}{{{latex(task)}}}")
+        rules.append(rf"\cmidrule(lr){{{start}-{end}}}")
+        start = end + 1
     return [_line(heads), "".join(rules)]
 
 
-def _latex_cell(cell: Cell, paired: bool) -> str:
-    """A cell, or the two that a mean and half of its interval take."""
-    dagger = r"\rlap{$^\dagger$}" if cell.chosen else ""  # the text's own is a bitmap in old fonts
-    texts = [latex(each) for each in (cell.text, cell.half) if each]
-    texts = [rf"\textbf{{{each}}}" if cell.bold else each for each in texts]
-    if paired and not cell.half:
-        return rf"\multicolumn{{2}}{{c}}{{{texts[0] if texts else ''}{dagger}}}"
-    return " & ".join(texts) + dagger
+def _latex_cells(cells: list[Cell]) -> list[str]:
+    """The cells of a column. Those with ± are as wide as the widest, by invisible characters, so
+    that each ± stands below the others where LaTeX centres them."""
+    pairs = [cell for cell in cells if cell.half]
+    mean = max((cell.text for cell in pairs), key=len, default="")
+    half = max((cell.half for cell in pairs), key=len, default="")
+    texts = []
+    for cell in cells:
+        text = PLUS_MINUS.join(latex(each) for each in (cell.text, cell.half) if each)
+        text = rf"\textbf{{{text}}}" if cell.bold else text
+        text += r"\rlap{$^\dagger$}" * cell.chosen  # the text's own is a bitmap in old fonts
+        if cell.half:
+            text = _invisible(mean[len(cell.text) :]) + text + _invisible(half[len(cell.half) :])
+        texts.append(text)
+    return texts
+
+
+def _invisible(text: str) -> str:
+    return rf"\phantom{{{latex(text)}}}" if text else ""
 
 
 def _markdown(table: Table, caption: str) -> str:
