@@ -161,6 +161,41 @@ def test_axes_take_at_least_70_percent_of_the_height(draw, figures):
     )
 
 
+def test_series_stand_near_their_places(draw, store, figures):
+    """No point seems to have another value, and the caption says that series are moved."""
+    for lr in (16, 32, 64):
+        for model in ("mlp", "convnet", "vit"):
+            accuracies(store, "beside", [0.5, 0.7], model=model, lr=lr)
+    said = " Series are moved sideways, so that none hides another."
+    assert said in draw("beside").caption("metric-vs-setting")
+    (ax,) = figures["metric-vs-setting"].axes
+    places = [line.get_xdata() for line in ax.get_lines() if line.get_label()[0] != "_"]
+    assert len(places) == 3
+    quarter = 4  # of the distance between the two nearest values
+    assert np.array(places) == pytest.approx(np.array([[16, 32, 64]] * 3), abs=quarter)
+    for lr in (16, 32):
+        accuracies(store, "alone", [0.5, 0.7], lr=lr)
+    assert said not in draw("alone").caption("metric-vs-setting")
+
+
+def test_speeds_of_devices_are_not_mixed_and_jobs_that_diverged_have_none(draw, store):
+    for seed, device in enumerate(("A100", "H100", "A100", "H100")):
+        how = {"monitor": "val_accuracy", "seed": seed, "tags": {"device": device}}
+        store.job("speeds", {"val_accuracy": [0.5, 0.6]}, **how)
+    store.job("speeds", {"val_accuracy": [0.1]}, status="FAILED", **how | {"tags": {}, "seed": 9})
+    caption = draw("speeds").caption("throughput")
+    assert "between the last two evaluations, on A100, H100, of all 2 settings: mean of" in caption
+    assert "diverged as the worst" not in caption
+
+
+def test_an_empty_note_has_a_name(draw, store):
+    for note in ("", "50% & more"):
+        accuracies(store, "notes", [0.5, 0.7], note=note)
+    table = (draw("notes").folder / "main.md").read_text()
+    rows = re.findall(r"^\| (note [(5].+?) \|", table, re.MULTILINE)
+    assert rows == ["note (empty)", "note 50% & more"]
+
+
 def test_a_ranking_goes_by_validation_and_says_so(draw, store):
     for lr, val, test in ((0.1, 0.8, 0.5), (0.2, 0.7, 0.9)):
         for seed in range(3):
