@@ -153,6 +153,51 @@ def test_all_images_of_a_patient_in_one_part(fresh):
     assert_sound(fresh)
 
 
+@pytest.fixture
+def plain(of_example, tmp_path):
+    return of_example("plain").copy(tmp_path / "plain")
+
+
+@pytest.mark.full
+def test_what_plain_leaves_out(plain):
+    """Each flag does something, and without one a job is what it was."""
+    short = ("--epochs", "2", "--batch-size", "128")
+    before = plain.copy(plain.root.parent / "before")
+    job = before.finish(*short)
+    settings, folds, loop = blocks("What `plain` leaves out")
+    imported = "from labjobs.settings import Metric, SettingsError, Span, "
+    plain.edit("settings.py", f"{imported}setting", f"{imported}Weights, added, setting")
+    insert(plain, "settings.py", "    # Variant\n", indented(settings))
+    load = "    train, val = split(rest, settings.val_fraction, settings.split_seed)\n"
+    plain.edit("data.py", load, indented(folds))
+    plain.edit("data.py", "import split", "import fold, split")
+    plain.edit("run.py", "import Batches,", "import EMA, Batches,")
+    plain.edit("run.py", "Job, Means\n", "Job, Means, clip_gradients\n")
+    made = "    model, batches, val, test = load(job)\n"
+    plain.edit("run.py", made, f"{made}    job.init(model=model)\n")
+    made = "models.make(job.settings, spec)\n"
+    plain.edit("run.py", f"        {made}", f"        model = {made}    job.init(model=model)\n")
+    ema, resumed, step = loop.split("\n", 2)
+    assert resumed.startswith("job.resume(..., ema=ema)")
+    insert(plain, "run.py", "    stopping = Early", f"    {ema}\n")
+    plain.edit("run.py", "stopping=stopping)", "stopping=stopping, ema=ema)")
+    head, _, rest = (plain.root / "run.py").read_text().partition("            loss, measured = ")
+    _, last, rest = rest.partition("is written later\n")
+    assert last
+    (plain.root / "run.py").write_text(head + indented(indented(indented(step.lstrip()))) + rest)
+    plain.edit("run.py", "forward, model, val", "forward, ema.model, val")
+    plain.edit("run.py", "metrics, model=model", "metrics, model=ema.model")
+    check("ruff format", plain.root)
+
+    check("mypy", plain.root)
+    check("ruff check", plain.root)
+    assert plain.finish(*short) == job
+    assert plain.tested(job) == before.tested(job)
+    for flag in ("--fold=2", f"--init-from={job}", "--clip-norm=0.1", "--ema=0.9"):
+        assert plain.tested(plain.finish(*short, flag)) != plain.tested(job), flag
+    succeeded(plain.run("--check", "--accumulate", "2", "--ema", "0.9", "--clip-norm", "1"))
+
+
 def killed_twice(project: Project, *flags: str) -> str:
     """Return the id of a job that ends, killed twice, as one that was never killed."""
     whole = project.copy(project.root.parent / "whole")
