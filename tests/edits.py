@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from faults import Project
+from faults import Project, job_of, succeeded
+from test_recipes import blocks
 
 SETTINGS, DATA, MODELS, RUN = (f"{name}.py" for name in ("settings", "data", "models", "run"))
 
@@ -62,6 +63,42 @@ def frozen(project: Project, job: str) -> None:
     one, other = (project.weights(j) for j in (job, project.finish(*SHORT, "--lr", "0.01")))
     assert torch.equal(one["layers.0.weight"], other["layers.0.weight"])
     assert not torch.equal(one["layers.4.weight"], other["layers.4.weight"])
+
+
+def add_analysis(project: Project) -> None:
+    """Add the script of the recipe, its settings, and the one that draws its figure."""
+    settings, script, figure = blocks("A script of your own")
+    project.edit("settings.py", "import Metric,", "import JobId, Metric,")
+    project.edit("settings.py", "@dataclass(", f"{settings}\n\n@dataclass(")
+    (project.root / "analyse.py").write_text(script)
+    (project.root / "plot_analyses.py").write_text(figure)
+
+
+def analysed(project: Project, job: str) -> None:
+    """The second script compares jobs of the first, is checked and drawn, and runs once."""
+    inputs = ("--first", job, "--second", project.finish(*SHORT, "--seed", "1"))
+    analysis = job_of(succeeded(project.do("python", "analyse.py", *inputs)))
+    again = succeeded(project.do("python", "analyse.py", *inputs))
+    assert "already finished" in again.stdout + again.stderr
+    assert project.stored(analysis)["distance"]
+    done = succeeded(project.do("python", "analyse.py", "--check", *inputs))
+    assert "nothing found; analyse.py does not train" in done.stdout
+    succeeded(project.do("python", "plot_analyses.py", "--format", "png"))
+    assert (project.root / "figures/distances.png").exists()
+
+
+def ranked(project: Project, job: str) -> None:
+    """The metrics of torchmetrics are curves, one of them of each interval's training steps."""
+    curves = project.journalled(job)
+    assert len(curves["val_auc"]) == len(curves["train_auc"]) == len(curves["val_loss"])
+    assert 0.9 < curves["test_auc"][-1][1] <= 1
+
+
+def undefined_at_first(project: Project, job: str) -> None:
+    """The kept weights are of the best evaluation in which it was defined, and none diverged."""
+    values = [value for _, value in project.journalled(job)["val_sureness"]]
+    assert np.isnan(values[0]) and np.isfinite(values[-1])
+    assert project.tensors(job)["best"]["metrics"]["val_sureness"] == np.nanmax(values)
 
 
 SHORT = ("--epochs", "30", "--batch-size", "128", "--log-every", "1", "--quiet")
@@ -224,6 +261,87 @@ EDITS = {
             (DATA, "split(TensorDataset(", "split(Digits("),
             (DATA, "Dataset, TensorDataset", "Dataset"),
         ),
+    ),
+    "a second script": Edit(
+        (),
+        prepare=lambda root: add_analysis(Project(root)),
+        check=analysed,
+    ),
+    "torchmetrics": Edit(
+        (
+            (
+                SETTINGS,
+                ACCURACY,
+                f'    "auc": Metric(better="higher", range=(0, 1)),\n{ACCURACY}',
+            ),
+            (
+                RUN,
+                "from torch.optim import Adam\n",
+                "from torch.optim import Adam\n"
+                "from torchmetrics.classification import MulticlassAUROC\n",
+            ),
+            (
+                RUN,
+                FORWARD,
+                f'{MEASURED}    measured["scores"] = logits.softmax(-1)\n'
+                "    return losses.mean(), measured\n",
+            ),
+            (
+                RUN,
+                "    # What a checkpoint",
+                "    seen = MulticlassAUROC(10, thresholds=50).to(job.device)\n"
+                "    seen.persistent(True)\n    # What a checkpoint",
+            ),
+            (RUN, RESUME, RESUME.replace(")", ", seen=seen)")),
+            (
+                RUN,
+                "            job.log(measured, lr=lr)",
+                '            seen.update(measured.pop("scores").detach(), batch[1])  # waits\n'
+                "            job.log(measured, lr=lr)",
+            ),
+            (
+                RUN,
+                "        job.log_epoch(metrics)\n",
+                '        job.log_epoch(metrics | {"train_auc": seen.compute().item()})\n'
+                "        seen.reset()\n",
+            ),
+            (
+                RUN,
+                "    means = Means()\n",
+                "    means = Means()\n"
+                "    auc = MulticlassAUROC(10, validate_args=False).to(job.device)\n",
+            ),
+            (
+                RUN,
+                "        means.add(measured)\n",
+                '        auc.update(measured.pop("scores"), batch[1])\n'
+                "        means.add(measured)\n",
+            ),
+            (
+                RUN,
+                "value in means.read().items()}",
+                'value in {**means.read(), "auc": auc.compute().item()}.items()}',
+            ),
+        ),
+        check=ranked,
+    ),
+    "a metric that is undefined at first": Edit(
+        (
+            (
+                SETTINGS,
+                ACCURACY,
+                f'    "sureness": Metric(better="higher", range=(0, 1)),\n{ACCURACY}',
+            ),
+            (SETTINGS, 'setting("val_loss", metric', 'setting("val_sureness", metric'),
+            (
+                RUN,
+                FORWARD,
+                f"    sure = logits.softmax(-1).amax(-1) > 0.9\n{MEASURED}"
+                '    measured["sureness"] = (sure & measured["accuracy"], sure)\n'
+                "    return losses.mean(), measured\n",
+            ),
+        ),
+        check=undefined_at_first,
     ),
     "tied weights": Edit(
         (

@@ -246,8 +246,10 @@ class Check:
             raise failure.error
         seconds = time.monotonic() - began
         if seconds > SLOW:
+            others = terminal.duration(MORE * seconds)
             print(
-                f"1 of 5 runs took {seconds:.0f} s; {terminal.duration(MORE * seconds)} to go",
+                f"1 of 5 runs took {seconds:.0f} s; about {others} to go, longer if a step is "
+                "thousands of small operations",
                 flush=True,
             )
         found, trains = 0, trials.whole.resumed_at is not None

@@ -387,8 +387,9 @@ def _other_code(jobs: pd.DataFrame, any_code: bool) -> list[str]:
     if mixed and not any_code:
         raise NoResults(
             f"{len(mixed)} of {n} jobs {are} from different code or data, such as {mixed[0]}; "
-            "bash run.sh --redo-stale runs those of its grid again, --force any other job; ONLY in "
-            "plot.py leaves jobs out, --any-code draws them anyway"
+            "bash run.sh --redo-stale runs those of its grid again, --force any other job, "
+            "python jobs.py rm removes one; ONLY in plot.py leaves jobs out, --any-code draws them "
+            "anyway"
         )
     if len(stale) and not any_code:
         warning = "the code or the data has changed since these jobs finished"

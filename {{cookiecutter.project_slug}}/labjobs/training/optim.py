@@ -411,7 +411,9 @@ class EarlyStopping(Stateful):
     def improved(self, metrics: Mapping[str, float]) -> bool:
         """Record an evaluation; return whether it is the best so far.
 
-        Raises Diverged if the monitored metric is not finite, JobError if it was not measured.
+        NaN beside a finite `val_loss` is a metric that is not defined yet, such as the precision
+        for a class that was never predicted: worse than any value. Raises Diverged if the monitored
+        metric is not finite otherwise, JobError if it was not measured.
         """
         self.evaluations += 1
         if self._monitor == "none":
@@ -423,9 +425,11 @@ class EarlyStopping(Stateful):
                 f"{', '.join(metrics) or 'none'}"
             )
         value = self._sign * float(metrics[self._monitor])
-        if not math.isfinite(value):
+        if math.isnan(value) and math.isfinite(metrics.get("val_loss", math.nan)):
+            value = -math.inf
+        elif not math.isfinite(value):
             raise Diverged(f"{self._monitor} was not finite; lower the learning rate")
-        if value > self._best:
+        if value > self._best or self.evaluations == 1:
             self._best, self.best_evaluation = value, self.evaluations
             return True
         waited = self.evaluations - self.best_evaluation
