@@ -226,6 +226,13 @@ def test_a_fault_in_a_loader_s_process_is_one_line_too(fresh):
     assert f"failed: IndexError: list index out of range (data.py:{number}; full trace: " in line
 
 
+def test_no_file_is_left_open(fresh):
+    """Python's development mode tells of those that nobody has closed at the end."""
+    flags = ("-X", "dev", "-W", "error::ResourceWarning", "run.py", "--epochs", "1", "--quiet")
+    said = succeeded(fresh.do("python", *flags)).stderr
+    assert "ResourceWarning" not in said
+
+
 def test_with_the_store_away_results_are_safe_and_uploaded_later(fresh):
     address = "http://127.0.0.1:9"
     away = fresh.run(*QUICK, "--quiet", MLFLOW_TRACKING_URI=address)

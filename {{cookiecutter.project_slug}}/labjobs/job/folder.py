@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar
 from uuid import uuid4
+from weakref import finalize
 
 from labjobs import layout, locks
 from labjobs.errors import Elsewhere, JobError, SettingsError
@@ -162,6 +163,7 @@ class JobFolder(Generic[S]):
             who = f"process {held['pid']} on {held['host']}" if held else "its lock says not where"
             raise Elsewhere(f"is running already ({who})")
         self._lock = lock
+        finalize(self, lock.close)
         self.owner = _owner(lock, self.path)
         self._since_the_last = self.evidence, self.starts_over
 

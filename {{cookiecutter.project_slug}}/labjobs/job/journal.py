@@ -29,6 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
+from weakref import finalize
 
 from labjobs import layout
 from labjobs.errors import JobError
@@ -183,6 +184,7 @@ class Journal:
         self.log_every = self.start["log_every"]
         self._seed = seed_of(self.start["journal"])
         self._file = path.open("ab", buffering=0)
+        finalize(self, self._file.close)
         self._unwritten, self._one_thread = b"", threading.Lock()
         self._write({"start": self.start})
         self.flush()

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import finalize
 
 from labjobs import exit_status, fork_server, layout, locks
 from labjobs.errors import Elsewhere, JobError, cause, few
@@ -92,6 +93,7 @@ class Courier:
 
     def _start(self) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the process)
+        finalize(self, self._errors.close)
         read, write = os.pipe()
         self._words = open(write, "wb", buffering=0)  # noqa: SIM115
         with open(read, "rb") as words, open(os.devnull, "wb") as nothing:

@@ -172,12 +172,13 @@ class _Column:
         self._length += len(rows)
 
     def array(self) -> NDArray[Any]:
-        """Return the array (N, …), which stays on the disk."""
-        self._file.flush()
+        """Return the array (N, …), which stays on the disk; no rows can be added any longer."""
         shape = (self._length, *self._shape)
-        if 0 in shape:
-            return np.zeros(shape, self._dtype)
-        return np.memmap(self._file, self._dtype, "r", shape=shape)
+        with self._file as file:
+            file.flush()
+            if 0 in shape:
+                return np.zeros(shape, self._dtype)
+            return np.memmap(file, self._dtype, "r", shape=shape)
 
 
 def _columns(name: str, value: Value) -> list[tuple[str, Tensor]]:
