@@ -38,7 +38,7 @@ WRITTEN = {"tutorial.md": "docs/make_tutorial.py"}
 """Pages whose blocks a script has run, and written with what they printed."""
 
 KINDS = {
-    "run": "put into a project and run: by a test, or by the script that wrote the page",
+    "run": "in a project that a test runs or checks, or run by the script that wrote the page",
     "grids": "`bash run.sh --list` reads the grid, and checks all of its jobs",
     "declared": "settings and metrics, which the engine declares and checks",
     "commands": "each flag and each command of `jobs.py` exists",

@@ -82,6 +82,7 @@ def results(project):
     return found
 
 
+@pytest.mark.full
 def test_a_family_is_the_same_after_a_kill_from_the_journals_and_in_a_clone(project, tmp_path):
     """Three generations, killed in the second one; 24 small jobs in all."""
     first = project.copy(tmp_path / "first")

@@ -182,6 +182,7 @@ def test_gradients_of_parts_add_up_to_that_of_the_batch(toy, accumulate):
     whole, parts = (toy.run(loop=Linear(), accumulate=n) for n in (1, accumulate))
     ours, theirs = (dict(run.curves()["train_loss"]) for run in (whole, parts))
     assert ours == pytest.approx(theirs, rel=1e-12)
+    assert "\nweights are float64\n" in whole.said
     weights = [run.checkpoint("last.pt")["parts"]["model"]["weight"] for run in (whole, parts)]
     assert torch.allclose(*weights, rtol=1e-12, atol=0)
 

@@ -298,6 +298,7 @@ class Job(Generic[S]):
         }
         if any(batches.steps_per_epoch is None for batches in self._all_batches):
             parts["job.stream"] = self._place
+        _say_formats(models)
         self._parts = training
         self._meter.skips = self._scales
         self._state = TrainingState(attempt, folder.journal, minutes, parts, self._processes, shard)
@@ -823,6 +824,14 @@ class Job(Generic[S]):
         if peak > self._peak:
             self._peak = peak
             self._folder.journal.cost({"device_bytes": peak})
+
+
+def _say_formats(models: Iterable[nn.Module]) -> None:
+    """Log in which formats weights are, unless in float32; the job's first line has that of what is
+    computed under autocast."""
+    found = {weight.dtype for model in models for weight in model.parameters()} - {torch.float32}
+    if found:
+        log.info("weights are %s", ", ".join(sorted(str(each)[6:] for each in found)))
 
 
 def _until_end(sampler: Sampler, length: Length) -> Sampler:
