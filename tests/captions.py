@@ -99,7 +99,7 @@ class Mean:
     is over."""
 
     middle: float
-    parts: list[tuple[float, int]]
+    parts: list[tuple[float, float]]
     log: bool
 
     def half(self, tail: float = 0.025) -> float:
@@ -175,6 +175,13 @@ def interval(jobs: pd.DataFrame, metric: Metric) -> tuple[float, float, float]:
     return middle, max(low, least), min(high, most)
 
 
+def freedom(each: Any) -> float:
+    """The degrees of freedom of a variance, by the kurtosis: O'Neill 2014."""
+    n = len(each)
+    kurtosis = max(3.0, float(stats.kurtosis(each, fisher=False))) if np.ptp(each) else 3.0
+    return 2 * n / (kurtosis - (n - 3) / (n - 1))
+
+
 def difference(one: pd.DataFrame, other: pd.DataFrame, metric: Metric) -> tuple[Mean, bool] | None:
     """The difference of two means or logarithms, and whether it is paired; None for too few."""
     if not (mean(one, metric) and mean(other, metric)):
@@ -202,7 +209,7 @@ def difference(one: pd.DataFrame, other: pd.DataFrame, metric: Metric) -> tuple[
         first, second = (x.iloc[0][["index", "label"]].map(list) for x in (one, other))
         paired &= (same := first.equals(second))
         means = [means[0] - means[1]] if same else means
-        parts += [(each.var(ddof=1) / len(each), len(each) - 1) for each in means]
+        parts += [(each.var(ddof=1) / len(each), freedom(each)) for each in means]
     return Mean(float(middle), parts, metric.log), paired
 
 
@@ -646,10 +653,10 @@ def _ranking(c: Caption, title: str, first: str, repeats: str) -> None:
 
 
 def _throughput(c: Caption, devices: str, first: str, repeats: str) -> None:
-    c.hardware(devices)
     speed = Metric("speed", replace(c.shown.declared, scale="linear", better="higher"))
     c.jobs = c.jobs[c.jobs["state"] != "diverged"].assign(best_val_speed=1.0, state="finished")
     c.by = varied(c.jobs, c.grid.settings) + ["device"] * (c.jobs["device"].nunique() > 1)
+    c.hardware(devices)
     c.first(first, speed, "fastest")
     c.repeats(repeats, speed)
 

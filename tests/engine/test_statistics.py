@@ -115,6 +115,15 @@ def test_intervals_over_seeds_and_examples_cover_the_truth(examples):
     assert found["accuracy, seeds alone"] < 0.93
 
 
+def test_an_example_with_most_of_the_loss_widens_an_interval():
+    random = np.random.default_rng(0)
+    losses = random.normal(1, 0.1, (72, 3))
+    even = simulate_intervals.sample(losses, simulate_intervals.LOSS).estimate.parts[1]
+    losses[0] += 20
+    rare = simulate_intervals.sample(losses, simulate_intervals.LOSS).estimate.parts[1]
+    assert even.freedom > 50 and rare.freedom == pytest.approx(2, abs=0.2)
+
+
 def test_equal_methods_are_seldom_told_apart():
     random = np.random.default_rng(0)
     assert simulate_intervals.told_apart(random, 100, 5, 3, paired=True) <= 0.08

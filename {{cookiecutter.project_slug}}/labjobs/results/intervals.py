@@ -97,11 +97,25 @@ def mean(samples: ArrayLike, log: bool = False, overlap: float = 0.0) -> Estimat
     )
 
 
-def with_examples(results: Estimate, examples: NDArray[Any]) -> Estimate:
+def with_examples(results: Estimate, examples: NDArray[Any], outcomes: bool = False) -> Estimate:
     """Return the mean of some results as one over repeats and test examples: both are random, as
     crossed effects. `examples` (N,) are the means of single test examples over the repeats; in
-    units of the mean if the results are logarithms."""
-    return results._replace(parts=(*results.parts, *mean(examples).parts))
+    units of the mean if the results are logarithms. `outcomes` says that each result of an example
+    was 0 or 1, so that `fraction` may take the place of the t interval."""
+    (part,) = mean(examples).parts
+    part = part if outcomes else part._replace(freedom=_freedom(examples))
+    return results._replace(parts=(*results.parts, part))
+
+
+def _freedom(values: NDArray[Any]) -> float:
+    """The degrees of freedom of the variance of values (N,): N - 1 if these are normal, fewer if a
+    few examples have most of the loss. Source: O'Neill 2014, doi.org/10.1080/00031305.2014.966589,
+    by the kurtosis of the values."""
+    n, from_mean = len(values), values - values.mean()
+    if not from_mean.any():
+        return n - 1
+    excess = (from_mean**4).mean() / (from_mean**2).mean() ** 2 - 3
+    return float((n - 1) / (1 + max(0.0, excess) * (n - 1) / (2 * n)))
 
 
 def fraction(found: Estimate, n: int) -> Interval:

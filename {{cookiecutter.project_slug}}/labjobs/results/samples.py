@@ -55,8 +55,13 @@ class Sample:
     @property
     def estimate(self) -> Estimate:
         """The mean over repeats, and over test examples where they are known."""
-        each = self.of_examples
-        return self.of_repeats if each is None else intervals.with_examples(self.of_repeats, each)
+        each, results = self.of_examples, self.of_repeats
+        return results if each is None else intervals.with_examples(results, each, self.is_fraction)
+
+    @cached_property
+    def is_fraction(self) -> bool:
+        """Whether the mean is a fraction of test examples: each result of one is 0 or 1."""
+        return self.examples is not None and {*np.unique(self.examples)} <= {0.0, 1.0}
 
     @property
     def interval(self) -> Interval:
@@ -67,7 +72,7 @@ class Sample:
         if not self.estimate.is_shown:
             return Interval(found.mean, np.nan, np.nan)
         within = least <= found.low < found.high <= most
-        if self.examples is not None and not within and {*np.unique(self.examples)} <= {0.0, 1.0}:
+        if self.examples is not None and self.is_fraction and not within:
             return intervals.fraction(self.estimate, len(self.examples))
         return Interval(found.mean, *np.clip(found[1:], least, most))
 
