@@ -1,14 +1,16 @@
-"""The same learning curves, drawn by plot.py and by four libraries, side by side: beside.md.
+"""The same two figures, drawn by plot.py and by four libraries, side by side: beside.md.
 
     python benchmarks/beside.py    # with seaborn, SciencePlots, tueplots and ultraplot installed
 
 The data are made: two networks, two learning rates, three seeds, 20 evaluations. Each library draws
-a line for each learning rate and a panel for each network, as wide as ICML's page, with what its
-documentation recommends. Intervals are what it draws by itself, or t intervals where it draws none.
+learning curves, a line for each learning rate and a panel for each network, as wide as ICML's page,
+and the results of the four settings, as wide as its column, with what its documentation recommends.
+Intervals are what it draws by itself, or t intervals where it draws none.
 """
 
 import inspect
 import os
+import re
 import runpy
 import sys
 import tempfile
@@ -24,13 +26,14 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pages
 import stored
-from labjobs.results import figures, metrics, style, tables
+from labjobs.results import figures, groups, metrics, style, tables
 from matplotlib.text import Text
 from scipy.stats import t
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parent / "{{cookiecutter.project_slug}}"
 SIZE = 6.75, 2.65  # inches: ICML's page, and the height that plot.py takes
+COLUMN = 3.25, 2.42  # the same of a column
 DPI = 120
 OUT = HERE / "beside"
 HEAD = ("", "lines", "inches", "axes' height", "axes' area", "least text, pt", "intervals")
@@ -106,12 +109,86 @@ def _by_hand(curves: Any, size: tuple[float, float]) -> Any:
     return fig
 
 
-WAYS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "template": (template, "t, of all seeds as well; checked before it is written"),
+def template_ranking(jobs: Any) -> Any:
+    """The function in plot.py, which draws test results as well."""
+    figures.use(style.VENUES["icml"])
+    figure, _ = runpy.run_path(str(PROJECT / "plot.py"))["ranking"](jobs)
+    return figure
+
+
+def seaborn_ranking(jobs: Any) -> Any:
+    """catplot: means with bootstrap intervals, and stripplot: single results."""
+    import seaborn as sns
+
+    sns.set_theme(context="paper", style="ticks")
+    order = jobs.groupby("setting")["best_val_accuracy"].mean().sort_values(ascending=False).index
+    kinds: Any = {"kind": "point", "linestyle": "none", "order": order, "errorbar": ("ci", 95)}
+    size: Any = {"height": COLUMN[1], "aspect": COLUMN[0] / COLUMN[1]}
+    grid = sns.catplot(jobs, x="best_val_accuracy", y="setting", **kinds, **size)
+    grid.map_dataframe(sns.stripplot, x="best_val_accuracy", y="setting", order=order, size=3)
+    grid.set_axis_labels("validation accuracy", "")
+    return grid.figure
+
+
+def scienceplots_ranking(jobs: Any) -> Any:
+    """matplotlib with the style `science`."""
+    import scienceplots  # noqa: F401
+
+    plt.style.use(["science", "no-latex"])
+    return _ranking_by_hand(jobs)
+
+
+def tueplots_ranking(jobs: Any) -> Any:
+    """matplotlib with the sizes for ICML."""
+    from tueplots import bundles
+
+    plt.rcParams.update(bundles.icml2024(usetex=False, column="half"))
+    return _ranking_by_hand(jobs)
+
+
+def ultraplot_ranking(jobs: Any) -> Any:
+    """Its own axes, with matplotlib's error bars."""
+    import ultraplot as uplt
+
+    fig, ax = uplt.subplots(figsize=COLUMN)
+    _dots(ax, jobs)
+    ax.format(xlabel="validation accuracy")
+    return fig
+
+
+def _ranking_by_hand(jobs: Any) -> Any:
+    fig, ax = plt.subplots(figsize=COLUMN)
+    _dots(ax, jobs)
+    ax.set_xlabel("validation accuracy")
+    return fig
+
+
+def _dots(ax: Any, jobs: Any) -> None:
+    table = jobs.pivot(index="setting", columns="seed", values="best_val_accuracy")
+    table = table.loc[table.mean(axis=1).sort_values().index]
+    n, rows = table.shape[1], range(len(table))
+    half = t.ppf(0.975, n - 1) * table.std(axis=1) / np.sqrt(n)
+    ax.errorbar(table.mean(axis=1), rows, xerr=half, fmt="o")
+    for seed in table:
+        ax.plot(table[seed], rows, "o", markersize=3, markerfacecolor="none")
+    ax.set_yticks(rows, table.index)
+
+
+Way = tuple[Callable[[Any], Any], str]
+CHECKED = "t, of all seeds as well; checked before it is written"
+CURVES: dict[str, Way] = {
+    "template": (template, CHECKED),
     "seaborn": (seaborn, "bootstrap"),
     "SciencePlots": (scienceplots, "t, by hand"),
     "tueplots": (tueplots, "t, by hand"),
     "ultraplot": (ultraplot, "one standard deviation"),
+}
+RANKINGS: dict[str, Way] = {
+    "template": (template_ranking, CHECKED),
+    "seaborn": (seaborn_ranking, "bootstrap"),
+    "SciencePlots": (scienceplots_ranking, "t, by hand"),
+    "tueplots": (tueplots_ranking, "t, by hand"),
+    "ultraplot": (ultraplot_ranking, "t, by hand"),
 }
 
 
@@ -125,22 +202,34 @@ standard deviations are narrower than the t interval that covers the mean in 95 
 """
 
 
-def lines(draw: Callable[[Any], Any]) -> int:
+OF_RANKINGS = """
+The template's figure has the test results as well, and its intervals end at an accuracy of 1. In a
+column, seaborn's numbers overlap, and ultraplot cuts the axis' label off. SciencePlots makes the
+page a third wider than was asked for.
+"""
+
+
+def lines(draw: Callable[..., Any]) -> int:
     """Return the lines of code of a way, without docstrings and blank lines."""
-    if draw is template:
-        draw = runpy.run_path(str(PROJECT / "plot.py"))["learning_curves"]
+    if draw in (template, template_ranking):
+        name = "ranking" if draw is template_ranking else "learning_curves"
+        draw = runpy.run_path(str(PROJECT / "plot.py"))[name]
     text = inspect.getsource(draw).split('"""')[-1]
-    own = [line for line in text.splitlines() if line.strip()]
-    by_hand = "return _by_hand(" in text
-    return len(own) + (lines(_by_hand) if by_hand else 0)
+    own = len([line for line in text.splitlines() if line.strip()])
+    names = {*re.findall(r"\w+(?=\()", text)}
+    return own + sum(lines(part) for part in PARTS if part.__name__ in names and part != draw)
 
 
-def measured(way: str, data: Any) -> list[str]:
+PARTS: tuple[Callable[..., Any], ...] = (_by_hand, _ranking_by_hand, _dots)
+
+
+def measured(
+    way: str, draw: Callable[[Any], Any], interval: str, data: Any, name: str
+) -> list[str]:
     """Draw in one way, keep the picture, and return its row of the page."""
     matplotlib.rcdefaults()
-    draw, interval = WAYS[way]
     figure = draw(data)
-    path = OUT / f"{way.lower()}.png"
+    path = OUT / name
     figure.savefig(path, dpi=DPI)
     width, height = plt.imread(path).shape[1::-1]
     page = width / DPI, height / DPI
@@ -166,18 +255,35 @@ def main() -> None:
         jobs = tables.jobs("sweep")
         curves = tables.curves(jobs, metrics.shown(jobs).key)
         style.label_settings({"lr": "learning rate"})
-        rows = [measured(way, jobs if way == "template" else curves) for way in WAYS]
+        rows = [
+            measured(way, *how, jobs if way == "template" else curves, f"{way.lower()}.png")
+            for way, how in CURVES.items()
+        ]
+        jobs["setting"] = groups.label(jobs, ["model", "lr"]).astype(str)
+        results = [
+            measured(way, *how, jobs, f"{way.lower()}-ranking.png") for way, how in RANKINGS.items()
+        ]
     packages = "matplotlib", "seaborn", "SciencePlots", "tueplots", "ultraplot"
     about = (
-        f"{pages.machine(*packages)}. Learning curves of two networks, two learning rates and "
-        "three seeds (synthetic), as wide as ICML's page. Lines are those of the function that "
+        f"{pages.machine(*packages)}. First, learning curves of two networks, two learning rates "
+        "and three seeds (synthetic), as wide as ICML's page. Lines are those of the function that "
         "draws; the template's comes with a project, and takes labels, metric and panels from the "
         "jobs. The size is that of the file, and the axes are fractions of it. `python "
         "benchmarks/beside.py` prints this page, in an environment with these packages."
     )
-    pages.page("The same figure, drawn with other libraries", about, HEAD, rows)
+    pages.page("The same figures, drawn with other libraries", about, HEAD, rows)
     print(NOTES)
-    print("\n\n".join(f"{way}\n\n![{way}](beside/{way.lower()}.png)" for way in WAYS))
+    print("The results of the four settings, as wide as ICML's column:\n")
+    pages.table(HEAD, results)
+    print(OF_RANKINGS)
+    pictures = [(way, way.lower(), f"{way.lower()}-ranking") for way in CURVES]
+    print(
+        *(
+            f"\n{way}\n\n![{way}](beside/{a}.png)\n\n![{way}](beside/{b}.png)"
+            for way, a, b in pictures
+        ),
+        sep="\n",
+    )
 
 
 if __name__ == "__main__":
