@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT / "{{cookiecutter.project_slug}}"))
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from labjobs.cli.ranges import parse  # noqa: E402
+from labjobs.job.terminal import counted  # noqa: E402
 from labjobs.results import groups, intervals, samples, searches  # noqa: E402
 from labjobs.results.metrics import Measured  # noqa: E402
 from labjobs.results.samples import Sample  # noqa: E402
@@ -212,7 +213,7 @@ def folds(random: np.random.Generator, trials: int) -> Iterator[list[str]]:
     """Yield what was simulated with folds, and how often the interval and the test were right."""
     for count, seeds in product((5, 10), (1, 3, 10)):
         found = folds_covered(random, trials, seeds, count)
-        yield [f"{count} folds, {seeds} seeds", *(f"{value:.1%}" for value in found)]
+        yield [f"{count} folds, {counted(seeds, 'seed')}", *(f"{value:.1%}" for value in found)]
 
 
 def methods(random: np.random.Generator, trials: int) -> Iterator[list[str]]:

@@ -238,8 +238,8 @@ def costs(
     drawn: Mapping[str, Look],
 ) -> None:
     """Draw the mean results of series of jobs, by their names, with 95 % intervals, by the mean of
-    a column of costs, and a line along those that no other beats in both. Raises NoResults if the
-    jobs have no record of it."""
+    a column of costs, and a line along those that no other beats in both, which ends at the edge.
+    Raises NoResults if the jobs have no record of it."""
     known = {name: own.loc[groups.finite(own, metric.result).index] for name, own in jobs.items()}
     prices = {name: groups.finite(own, cost).mean() for name, own in known.items()}
     prices = {name: price for name, price in prices.items() if price > 0}
@@ -256,11 +256,13 @@ def costs(
             ax.plot([price] * 2, [low, high], color=look.colour, linewidth=0.7, gid=INTERVAL)
         face = {} if len(each[name]) > 1 else SINGLE
         ax.plot(price, mean, look.marker, color=look.colour, label=name, **face)
-    ax.plot(*zip(*front, strict=True), color=GREY, linewidth=0.8, drawstyle="steps-post", zorder=1)
     if max(prices.values()) > DECADE * min(prices.values()):
         log_scale(ax.xaxis)
     else:  # so that costs that are about the same look so
         ax.set_xlim(0, 1.05 * max(prices.values()))
+    front.append((ax.get_xlim()[1], best * metric.sign))  # what more would not have improved
+    ax.set_xlim(right=front[-1][0])
+    ax.plot(*zip(*front, strict=True), color=GREY, linewidth=0.8, drawstyle="steps-post", zorder=1)
 
 
 def differences(ax: Axes, found: Mapping[str, Difference], metric: Measured) -> None:
