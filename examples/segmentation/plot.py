@@ -158,8 +158,8 @@ def time_to_target(jobs: "pd.DataFrame") -> "Drawn":
 
 def throughput(jobs: "pd.DataFrame") -> "Drawn":
     """Training examples per second with different settings, on each kind of device."""
-    devices = ["hardware"] if jobs["hardware"].nunique() > 1 else []
     finished = jobs[~jobs["diverged"]]
+    devices = ["hardware"] if finished["hardware"].nunique() > 1 else []
     shown = comparison.compare(finished, len(jobs), metric=metrics.THROUGHPUT, along=devices)
     fastest = shown.samples(RANKED)
     fig, ax = figures.rows([*fastest], 0.3)
@@ -167,7 +167,7 @@ def throughput(jobs: "pd.DataFrame") -> "Drawn":
     plots.ranking(ax, fastest)
     cut = figures.limit_to_intervals(ax.xaxis, fastest.values(), shown.metric, seen=0)
     return fig, (
-        f"{shown.metric.title} between the last two evaluations, on {hardware(jobs)}, of "
+        f"{shown.metric.title} between the last two evaluations, on {hardware(finished)}, of "
         f"{shown.first(RANKED, 'fastest')}: {shown.repeats}; open points are single jobs.{cut}"
     )
 
