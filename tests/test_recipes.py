@@ -352,7 +352,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import data
 from data import TEST_FRACTION
-from labjobs import Batches, EarlyStopping, Forward, Job, split
+from labjobs import Batches, EarlyStopping, Forward, Job, examples_at, split, underlying
 from labjobs.results import figures, tables
 from plot import FIGURES, Drawn
 from run import Metrics, evaluate
@@ -371,7 +371,11 @@ def encode(line: str) -> str:
 def test_others_pass_a_projects_own_checks(fresh):
     """Those that no other test here puts into a project."""
     parts = [blocks(heading)[0] for heading in ("Examples of different lengths", "Streams")]
-    parts += blocks("Pairs and triplets") + blocks("A figure of your own")
+    pairs, made = blocks("Pairs and triplets")
+    made = indented(made.replace("data.Pairs", "Pairs"))
+    head = 'def paired(job: Job[Settings], splits: data.Splits) -> Pairs:\n    """P."""\n'
+    parts += [pairs, f"{head}{made}    return pairs\n"]
+    parts += blocks("A figure of your own")
     (labels,) = blocks("The same fraction of each class in every part")
     named = "source: data.Source, train: data.Examples, settings: Settings"
     parts.append(f'def stratified({named}) -> None:\n    """L."""\n{indented(labels)}')
