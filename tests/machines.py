@@ -41,16 +41,22 @@ def machines(names: list[str], folder: Path) -> Iterator[tuple[str, list[Machine
         _ip("link", "set", BRIDGE, "up")
         yield here, [_machine(name, at, folder) for name, at in addresses.items()]
     finally:
-        for name in names:
-            _ip("netns", "delete", f"{BRIDGE}-{name}")
+        for name in names:  # those that were made
+            _ip("link", "delete", cable(name), check=False)  # now; a namespace takes its time
+            _ip("netns", "delete", f"{BRIDGE}-{name}", check=False)
         _ip("link", "delete", BRIDGE)
 
 
+def cable(name: str) -> str:
+    """The name of a machine's connection, on the side of the bridge."""
+    return f"{name}-{os.getpid()}"
+
+
 def _machine(name: str, address: str, folder: Path) -> Machine:
-    network, cable = f"{BRIDGE}-{name}", f"{name}-{os.getpid()}"
+    network = f"{BRIDGE}-{name}"
     _ip("netns", "add", network)
-    _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", network)
-    _ip("link", "set", cable, "master", BRIDGE, "up")
+    _ip("link", "add", cable(name), "type", "veth", "peer", "name", "eth0", "netns", network)
+    _ip("link", "set", cable(name), "master", BRIDGE, "up")
     _ip("-n", network, "address", "add", f"{address}/24", "dev", "eth0")
     for device in ("eth0", "lo"):
         _ip("-n", network, "link", "set", device, "up")
@@ -62,5 +68,5 @@ def _machine(name: str, address: str, folder: Path) -> Machine:
     return Machine(name, address, (*begin, "sh", "-c", script, name))
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def _ip(*words: str, check: bool = True) -> None:
+    subprocess.run(["ip", *words], check=check, capture_output=True)

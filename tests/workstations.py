@@ -13,7 +13,7 @@ from pathlib import Path
 
 import debian
 from faults import kill, wait_until
-from machines import BRIDGE, Machine, machines
+from machines import BRIDGE, Machine, cable, machines
 
 SSHD = """
 HostKey {folder}/key
@@ -43,7 +43,6 @@ class Workstation:
 
     def __init__(self, machine: Machine, folder: Path, home: Path | None, size: str) -> None:
         self.name, self._machine, self._folder = machine.name, machine, folder
-        self._cable = f"{machine.name}-{os.getpid()}"
         self.variables = {"PATH": os.environ["PATH"]}
         self._mount, self._home = "true", home
         self._daemon: subprocess.Popen[bytes] | None = None
@@ -73,7 +72,7 @@ class Workstation:
 
     def plug(self, state: str) -> None:
         """Put its network `up` or `down`."""
-        subprocess.run(["ip", "link", "set", self._cable, state], check=True)
+        subprocess.run(["ip", "link", "set", cable(self.name), state], check=True)
 
     def fill(self) -> None:
         """Leave nothing free on its disk."""
