@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 def project_with(files: int, folder: str) -> Path:
-    """A project whose jobs have read so many files, in folders of a thousand."""
+    """Return a project with four finished jobs that have read so many files, 1,000 a folder."""
     project = make(folder)
     add(project, data=READS)
     for number in range(files):

@@ -78,7 +78,7 @@ def flags_of_scripts(page: Path) -> set[str]:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Yield the words of each command, without placeholders."""
+    """Yield each command as a list of words, but for placeholders such as an ellipsis."""
     for line in text.replace("\\\n", " ").splitlines():
         for part in re.split(r"&&|\||;", line.partition(" #")[0]):
             with_quotes = part.count("'") % 2 == 0 and part.count('"') % 2 == 0

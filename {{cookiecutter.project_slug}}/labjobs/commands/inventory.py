@@ -519,7 +519,10 @@ def _ancestors(folder: JobFolder[Any]) -> list[str]:
     found, settings = list[str](), folder.settings
     while isinstance(given := getattr(settings, "init_from", None), Weights):
         found.append(as_text(given))
-        known = attempts.settings_of(given.job, folder.runs_root)
+        try:
+            known = attempts.settings_of(given.job, folder.runs_root)
+        except SettingsError:  # today's settings cannot say that one's
+            break
         settings = known[0] if known else None
     return found
 

@@ -33,7 +33,7 @@ from labjobs.training.progress import Length, Part, Position
 # have used. To compare them, the student's schedule is called for both jobs.
 
 MAY_DIFFER = (*LENGTHS, "schedule", "init_from")  # in a longer job that continues another
-PER_EPOCH = 100  # steps for a job of which it is not known, to tell its schedule from others
+PER_EPOCH = 100  # steps, where schedules are compared before the data is read
 PLATEAUS = (0, 1)  # numbers to compare schedules for, since the actual one is unknown
 
 
