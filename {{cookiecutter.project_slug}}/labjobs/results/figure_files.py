@@ -156,9 +156,10 @@ def provenance(jobs: "pd.DataFrame") -> dict[str, Any]:
     names = jobs.attrs["settings"]
     varied = [name for name in names if jobs[name].nunique(dropna=False) > 1]
     newest = datetime.fromtimestamp(int(jobs["ended"].max()) / 1000, UTC)
+    about = [each for each in ("commit", "dirty") if each in jobs]
     commits = {
         f"{job.get('commit', 'unknown')}{' with changes' if job.get('dirty') == 'true' else ''}"
-        for job in jobs.to_dict("records")
+        for job in jobs[about].drop_duplicates().to_dict("records")
     }
     return {
         "jobs": sorted(jobs["job_id"]),

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, lru_cache
 from io import BytesIO
 from typing import Any, NamedTuple
 
@@ -194,7 +194,6 @@ def curves(jobs: pd.DataFrame, key: str, along: str = "step") -> pd.DataFrame:
 
 
 def _curves(jobs: pd.DataFrame, key: str) -> pd.DataFrame:
-
     of_run = jobs[~jobs["diverged"]].set_index("run_id")
     found = stored_jobs.histories([*of_run.index], key)
     points = pd.DataFrame(found, columns=["run_id", "step", "value"])
@@ -281,6 +280,7 @@ def _why_none(experiment: str, script: str, diverged: int) -> str:
 # test example by `job.keep_outputs`.
 
 INDEX = "index"
+KEPT = ["run_id", "job_folder", "job_id", "data"]  # a job's columns that say what it has kept
 TRUE = ("label", "target")  # outputs that are no result of a job, but are known of an example
 
 MOST_CLASSES = 1000  # largest number of classes that a figure can show
@@ -349,14 +349,24 @@ def of_examples(
     """Return the output of the test examples (N, jobs) that jobs have kept under a name, and which
     examples these are: their indices, and their true values or else the digest of the data. None
     unless all jobs have kept one number for each of the same examples."""
+    rows = jobs.reindex(columns=KEPT).astype(str).itertuples(index=False, name=None)
+    return _of_examples(tuple(rows), name)
+
+
+@lru_cache(maxsize=64)  # several figures and tables show the same settings
+def _of_examples(
+    jobs: tuple[tuple[str, ...], ...], name: str
+) -> tuple[NDArray[Any], tuple[NDArray[Any], ...]] | None:
     columns, which = [], []
-    for job in jobs.to_dict("records"):
+    for row in jobs:
+        job = dict(zip(KEPT, row, strict=True))
         with suppress(NoResults), _kept(job, "outputs") as arrays:
-            order = np.argsort(arrays[INDEX])
-            if arrays[name].ndim == 1:
-                columns.append(arrays[name][order].astype(float))
+            index, values = arrays[INDEX], arrays[name]
+            order = np.argsort(index)
+            if values.ndim == 1:
+                columns.append(values[order].astype(float))
                 true = [arrays[each][order] for each in TRUE if each in arrays]
-                which.append((arrays[INDEX][order], *(true or [np.array(str(job.get("data")))])))
+                which.append((index[order], *(true or [np.array(job["data"])])))
     same = (all(map(np.array_equal, which[0], each)) for each in which)
     return (np.stack(columns, -1), which[0]) if len(columns) == len(jobs) and all(same) else None
 
@@ -410,12 +420,15 @@ def sizes(folder: str) -> dict[str, int]:
 def audits(jobs: pd.DataFrame) -> dict[str, str]:
     """Return what `jobs.py audit` found for jobs, `same` or `different`, by their ids; nothing for
     jobs that it has not run again, or whose folders are not on this machine."""
-    found = {}
-    for job in jobs.to_dict("records"):
-        folder = stored_jobs.folder_of(str(job.get("job_folder", "")))
-        if status := read_record(folder / layout.AUDIT).get("status"):
-            found[str(job["job_id"])] = str(status)
-    return found
+    folders = jobs["job_folder"].map(str) if "job_folder" in jobs else [""] * len(jobs)
+    found = {str(job): _audit(folder) for job, folder in zip(jobs["job_id"], folders, strict=True)}
+    return {job: status for job, status in found.items() if status}
+
+
+@cache
+def _audit(folder: str) -> str:
+    """What was found for the job with a folder; empty if it was not run again."""
+    return str(read_record(stored_jobs.folder_of(folder) / layout.AUDIT).get("status", ""))
 
 
 def _finished(
