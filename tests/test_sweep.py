@@ -318,18 +318,21 @@ def test_a_wrong_search_is_refused_before_anything_starts(lab, words, said):
 
 @pytest.mark.parametrize("at_once", some([1, 4], 4))
 def test_a_search_ends_after_draws_that_do_not_improve(lab, at_once):
-    """In the order of the draws, however many run at once and whichever ends first."""
-    words = "--lr 'uniform 0 1' -- --note '{\"seconds\": 0.1}'"
-    scored = 'job.journal.metrics(12, {"best_val_loss": abs(job.settings.lr - 0.4)})'
-    later = 'time.sleep(job.settings.lr + note.get("seconds", 0.3))'
-    lab.project.edit("run.py", "    job.journal.flush()", f"    {scored}\n    job.journal.flush()")
-    lab.project.edit("run.py", 'time.sleep(note.get("seconds", 0.3))', later)
+    """In the order of the draws, however many run at once and whichever ends first; a result that
+    is not a number, here the first, is worse than any other."""
     metric = "from labjobs.settings import Metric\nMETRICS = {'loss': Metric('lower')}"
     declared = SETTINGS.replace("METRICS = {}", metric)
     (lab.project.root / "settings.py").write_text(f'{declared}    monitor: str = "val_loss"\n')
+    words = "--lr 'uniform 0 1' -- --note '{\"seconds\": 0.1}'"
     lab.write_lines(f"search 40 {words}")
     draws = json.loads(silent(lab.sweep("--list", "--json")).stdout)
-    errors = [abs(draw["settings"]["lr"] - 0.4) for draw in draws]
+    first, *rates = [draw["settings"]["lr"] for draw in draws]
+    loss = f'abs(job.settings.lr - 0.4) if job.settings.lr != {first} else float("nan")'
+    scored = f'job.journal.metrics(12, {{"best_val_loss": {loss}}})'
+    later = 'time.sleep(job.settings.lr + note.get("seconds", 0.3))'
+    lab.project.edit("run.py", "    job.journal.flush()", f"    {scored}\n    job.journal.flush()")
+    lab.project.edit("run.py", 'time.sleep(note.get("seconds", 0.3))', later)
+    errors = [math.inf, *(abs(rate - 0.4) for rate in rates)]
     bests = [number for number, error in enumerate(errors) if error == min(errors[: number + 1])]
     steps = zip(bests, [*bests[1:], len(draws)], strict=True)
     end = next(best for best, after in steps if after - best > 3) + 4

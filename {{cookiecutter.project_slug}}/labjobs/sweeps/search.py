@@ -245,8 +245,7 @@ def final(job: JobFolder[Any]) -> Score:
         return math.inf if status == "diverged" else None
     best = journal.last_of(job.path, f"best_{monitor}").get("metrics", {})
     sign = 1 if job.metrics[monitor.removeprefix("val_")].better == "lower" else -1
-    value = sign * float(best.get(f"best_{monitor}", math.nan))
-    return math.inf if math.isnan(value) else value
+    return sign * float(best.get(f"best_{monitor}", math.nan))
 
 
 def check_halving(halving: Halving, job: JobFolder[Any]) -> None:
