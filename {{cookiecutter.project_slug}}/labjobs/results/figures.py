@@ -135,7 +135,6 @@ def legend(fig: Figure, labels: Mapping[str, str] = MappingProxyType({})) -> Non
     names are written as, and in as few rows as the width allows. The figure becomes higher by the
     legend, so that the axes keep their height. A few lines in a single panel are named at their
     ends, if the names fit there, so call this after the limits of the axes are set."""
-
     handles = {
         label: handle
         for ax in fig.axes

@@ -39,7 +39,6 @@ def repeated(jobs: pd.DataFrame) -> list[str]:
 
 def confirming(jobs: pd.DataFrame) -> "pd.Series[bool]":
     """Return which jobs confirm what others have chosen: those with the seeds of `confirm`."""
-
     seeds = jobs[SEED] if SEED in jobs else pd.Series(0, index=jobs.index)
     return pd.to_numeric(seeds, errors="coerce") >= CONFIRMING
 

@@ -50,7 +50,6 @@ def bands(ax: Axes, curves: pd.DataFrame, label: str, metric: Measured, look: Lo
     ends, and the band stays within the metric's range. Fewer than three curves have no band. Raises
     NoResults if the curves have no step in common, as with folds of different sizes.
     """
-
     each = curves.assign(at=curves.get("at", curves["step"]))
     table = each.pivot(index="step", columns="job_id", values=["value", "at"])
     places, values = table["at"].to_numpy(dtype=float), metric.checked(table["value"])

@@ -67,53 +67,47 @@ def main(
     Returns the exit status: 1 if a figure would not print correctly, or none could be drawn.
     """
     prepare_streams()
+    names = {**of_all, **of_one, **of_tasks, **of_searches}
+    of_tables = {*printed, "results", "jobs"} if printed else ()  # they may be another script's
     try:
         args = _parsed(sys.argv[1:])
-    except SettingsError as error:
-        return leave(exit_status.WRONG, f"plot.py: {error}")
-    of_tables = {*printed, "results", "jobs"} if printed else ()  # they may be another script's
-    pages = _Pages(args, {**of_all, **of_one, **of_tasks, **of_searches}, of_tables)
-    try:
-        if args.provenance:
-            about = figure_files.read(args.provenance)
-            print(*(f"{key}: {json.dumps(value)}" for key, value in about.items()), sep="\n")
-            return exit_status.DONE
-        if args.audit:
-            wrong = paper.findings(args.audit, *_folders(args))
-            print(
-                "\n".join(wrong) or f"{args.audit}: every number with a decimal point is a result"
-            )
-            return exit_status.FAILED if wrong else exit_status.DONE
-        if args.venue == "list":
-            print(style.listing())
-            return exit_status.DONE
+        if args.provenance or args.audit or args.venue == "list":
+            return _answer(args)
         figures.use(style.named(args.venue))
-        for format in args.format.split(","):
-            if format not in figure_files.METADATA:
-                known = did_you_mean(format, figure_files.METADATA)
-                raise SettingsError(f"--format {args.format}: unknown format {format!r}; {known}")
-        if args.page and not {*args.format.split(",")} & {*page.IMAGES}:
-            raise SettingsError("--page: browsers show png or svg; name one in --format")
         style.label_settings(labels)
-        if args.experiment == experiment_name():
-            stored_jobs.settle(args.experiment)
-        found = _tried(args, kind, only, script)
-        if args.checklist:
-            print(paper.checklist(found.jobs))
-            return exit_status.DONE
-        _draw(pages, found, of_all, of_one, of_tasks, of_searches)
-        _write(pages, found, printed)
-        if args.page:
-            _write_page(pages, found)
+        pages = _Pages(args, names, of_tables)
+        try:
+            found = _tried(args, kind, only, script)
+            if args.checklist:
+                print(paper.checklist(found.jobs))
+                return exit_status.DONE
+            _draw(pages, found, of_all, of_one, of_tasks, of_searches)
+            _write(pages, found, printed)
+            if args.page:
+                _write_page(pages, found)
+        except NoResults:
+            pages.end()
+            raise
         return pages.end()
     except SettingsError as error:
-        status, said = exit_status.WRONG, str(error)
+        return leave(exit_status.WRONG, f"plot.py: {error}")
     except (NoResults, OSError) as error:
-        status, said = exit_status.FAILED, str(error)
-        if isinstance(error, NoResults):
-            pages.end()
-    print(f"plot.py: {said}", file=sys.stderr)
-    return status
+        return leave(exit_status.FAILED, f"plot.py: {error}")
+
+
+def _answer(args: argparse.Namespace) -> int:
+    """Answer what needs no jobs: where a figure comes from, what is wrong in a paper, venues."""
+    wrong = list[str]()
+    if args.provenance:
+        for key, value in figure_files.read(args.provenance).items():
+            print(f"{key}: {json.dumps(value)}")
+    elif args.audit:
+        wrong = paper.findings(args.audit, *_folders(args))
+        right = f"{args.audit}: every number with a decimal point is a result"
+        print("\n".join(wrong) or right)
+    else:
+        print(style.listing())
+    return exit_status.FAILED if wrong else exit_status.DONE
 
 
 FINISHED = "finished"
@@ -211,7 +205,8 @@ def _tried(
     args: argparse.Namespace, kind: type[Any], only: Mapping[str, Any], script: str
 ) -> _Found:
     """Return the jobs that the command line asks for."""
-
+    if args.experiment == experiment_name():
+        stored_jobs.settle(args.experiment)
     every = tables.jobs(args.experiment, kind, script)
     if args.job and args.job not in set(every.loc[~every["diverged"], "job_id"]):
         raise SettingsError(f"--job {args.job}: no finished job has this id")
@@ -247,7 +242,7 @@ def _draw(
     """Draw the figures of each task and of its searches, and those of all tasks."""
     args, jobs = pages.args, groups.choosing(found.jobs)
     tasks, (out, _) = groups.tasks(jobs), _folders(args)
-    formats, venue = args.format.split(","), style.named(args.venue)
+    formats, venue = args.format, style.named(args.venue)
     for stem, task, name in [
         *_stems(of_all, tasks),
         *_stems(of_one, [""] if args.job else tasks),
@@ -342,7 +337,8 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     venues = "venue to draw for; `list` shows all with their sizes"
     add("--venue", default=style.DEFAULT, help=venues)
     known = ", ".join(figure_files.METADATA)
-    add("--format", default="pdf,png", help=f"{known}; several with commas (default: %(default)s)")
+    several = f"{known}; several with commas (default: %(default)s)"
+    add("--format", type=_formats, default="pdf,png", help=several)
     shown = "metric to show (default: the monitored one); choices are made by the monitored one"
     add("--metric", default="", metavar="NAME", help=shown)
     add("--task", default="", metavar="NAME", help="only this task, such as a dataset")
@@ -360,7 +356,18 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     if unknown:
         flags = [each for action in parser._actions for each in action.option_strings]
         raise SettingsError(unknown_flag(unknown[0], flags))
+    if given.page and not {*given.format} & {*page.IMAGES}:
+        raise SettingsError("--page: browsers show png or svg; name one in --format")
     return given
+
+
+def _formats(given: str) -> list[str]:
+    """The formats in a word of the command line, with commas between them."""
+    for name in given.split(","):
+        if name not in figure_files.METADATA:
+            known = did_you_mean(name, figure_files.METADATA)
+            raise SettingsError(f"--format {given}: unknown format {name!r}; {known}")
+    return given.split(",")
 
 
 def _without_earlier_trials(jobs: pd.DataFrame) -> pd.DataFrame:

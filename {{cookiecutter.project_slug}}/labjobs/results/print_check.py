@@ -103,7 +103,6 @@ def _overlap(one: _Piece, other: _Piece) -> list[str]:
 def _pieces(figure: Figure) -> tuple[list[_Piece], list[str]]:
     """Every line of text that a renderer is asked to draw, and what matplotlib warns about:
     characters that the font lacks, and axes without a size."""
-
     pieces: list[_Piece] = []
     places: dict[Any, str] = {}
     for number, ax in enumerate(figure.axes, start=1):
@@ -192,7 +191,6 @@ def _corners(ink: Path) -> NDArray[Any]:
 
 def _smallest(s: str, prop: Any) -> float:
     """The size in points of the smallest glyph of mathtext."""
-
     glyphs = MathTextParser("path").parse(s, INCH, prop).glyphs
     return min((glyph[1] for glyph in glyphs), default=prop.get_size_in_points())
 

@@ -109,7 +109,6 @@ def joined(jobs: pd.DataFrame, inputs: pd.DataFrame) -> pd.DataFrame:
 def unfinished(experiment: str, script: str, wanted: Mapping[str, Any]) -> pd.DataFrame:
     """Return the settings of the jobs that were tried and have no results, why (`state`), and what
     they cost, one row per job; settings must have the values `wanted`, as in `only`."""
-
     found = [
         job
         for job in stored_jobs.unfinished(experiment)
@@ -294,7 +293,6 @@ def logged(jobs: pd.DataFrame, name: str, settings: Collection[str] = ()) -> pd.
     Raises NoResults if a job has logged no such table or it cannot be read, SettingsError for an
     unknown setting.
     """
-
     wanted = re.compile(rf"{layout.LOGGED}/{re.escape(name)}-(\d{{8,}})\.csv")
     found = []
     for job, about in _finished(jobs, settings):
@@ -328,7 +326,6 @@ def outputs(jobs: pd.DataFrame, *names: str, settings: Collection[str] = ()) -> 
     Raises NoResults if a job has not kept these outputs or they cannot be read, SettingsError for
     an unknown setting.
     """
-
     found = []
     for job, columns in _finished(jobs, settings):
         with _kept(job, "outputs") as arrays:
@@ -448,7 +445,6 @@ def _finished(
 @contextmanager
 def _kept(job: Mapping[Any, Any], what: str) -> Iterator[Mapping[str, Any]]:
     """Open what a job has kept: arrays, by name."""
-
     try:
         file = stored_jobs.file(job["run_id"], job["job_folder"], layout.PREDICTIONS)
         with np.load(BytesIO(file)) as arrays:

@@ -30,7 +30,6 @@ def figure_of(ax: Axes) -> Figure:
 
 def width(text: str, size: float | str) -> float:
     """Return the points that a line of text takes."""
-
     is_math = "$" in text.replace(r"\$", "")
     line, font = text if is_math else text.replace(r"\$", "$"), FontProperties(size=size)
     return float(text_to_path.get_text_width_height_descent(line, font, ismath=is_math)[0])
