@@ -9,14 +9,12 @@ folder here, which looks at any moment as if the job had been killed here.
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from labjobs import exit_status, layout
 from labjobs.attempt import Attempt
 from labjobs.errors import DISK_IS_FULL
-from labjobs.job import attempts, data_evidence, identity, terminal
+from labjobs.job import attempts, data_evidence, terminal
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import leave
 from labjobs.sweeps import grid
@@ -106,10 +104,11 @@ class Away(Attempt):
         return leave(exit_status.GIVEN_BACK, f"{self.folder.label} {BACK.format(why)}")
 
     def _send(self) -> str:
-        """Copy what the job needs there: its inputs, and what it has written before; return what
-        went wrong."""
+        """Copy what the job needs there: its inputs and theirs, without which those would look
+        changed, and what it has written before; return what went wrong."""
         folder = self.folder
-        needed = [*_inputs(folder.settings, folder.runs_root)]
+        inputs = attempts.inputs_of(folder.settings, folder.runs_root)
+        needed = [path for each in inputs for path in attempts.with_ancestors(each)]
         needed += [folder.root / layout.DRAWN, *(folder.runs_root / name for name in SHARED)]
         paths = [p.relative_to(folder.runs_root) for p in needed if p.exists()]
         below = [f"{folder.runs_root}/./{path}" for path in paths]
@@ -167,11 +166,3 @@ class Away(Attempt):
                 self._courier.carry(folder.path)
             self._carried = True
         return problem
-
-
-def _inputs(settings: Any, runs_root: Path) -> Iterator[Path]:
-    """The attempts at a job's inputs and at theirs, without which those would look changed."""
-    yield from attempts.inputs_of(settings, runs_root)
-    for job in identity.inputs(settings):
-        if known := attempts.settings_of(job, runs_root):
-            yield from _inputs(known[0], runs_root)

@@ -497,7 +497,7 @@ def print_details(project: Project, given: Namespace) -> None:
             "script": job.script,
             "settings": job.plain,
             "command": job.command,
-            "ancestors": _ancestors(job.folder) if job.folder else [],
+            "ancestors": _ancestors(project, job),
             "problem": job.problem,
             "attempts": [each | {"ended": _iso(each["ended"])} for each in found],
         }
@@ -505,7 +505,7 @@ def print_details(project: Project, given: Namespace) -> None:
         return
     print(f"job {job.id}: {state}" + (about and f" ({about})"))
     print(f"command: {job.command or f'none ({job.problem})'}")
-    if job.folder and (ancestors := _ancestors(job.folder)):
+    if ancestors := _ancestors(project, job):
         print(f"ancestors: {', '.join(ancestors)}")
     print()
     if job.settings:
@@ -514,16 +514,13 @@ def print_details(project: Project, given: Namespace) -> None:
         _print_attempt(attempt)
 
 
-def _ancestors(folder: JobFolder[Any]) -> list[str]:
+def _ancestors(project: Project, job: Job) -> list[str]:
     """The values of --init-from that led to a job, its own first."""
-    found, settings = list[str](), folder.settings
-    while isinstance(given := getattr(settings, "init_from", None), Weights):
-        found.append(as_text(given))
-        try:
-            known = attempts.settings_of(given.job, folder.runs_root)
-        except SettingsError:  # today's settings cannot say that one's
-            break
-        settings = known[0] if known else None
+    found = list[str]()
+    with suppress(SettingsError):  # one that was removed
+        while re.fullmatch(Weights.PATTERN, given := str(job.plain.get("init_from"))):
+            found.append(given)
+            job = project.one(Weights(given).job)
     return found
 
 

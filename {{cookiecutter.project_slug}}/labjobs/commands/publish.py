@@ -123,16 +123,11 @@ def _attempt(job: inventory.Job) -> Path:
 
 def _with_inputs(every: Iterable[Path]) -> Iterator[Recorded]:
     """Attempts, and those that they are derived from, each once. Raises JobError."""
-    left, seen = [*every], set[Path]()
-    while left:
-        attempt = Recorded(left.pop())
-        if attempts.status_of(attempt.path) != "finished" or not attempt.about:
+    for path in dict.fromkeys(path for each in every for path in attempts.with_ancestors(each)):
+        attempt = Recorded(path)
+        if attempts.status_of(path) != "finished" or not attempt.about:
             raise JobError(f"{attempt.name} cannot be published: records are missing or damaged")
-        if attempt.path not in seen:
-            seen.add(attempt.path)
-            inputs = attempt.about.get("inputs", {})
-            left += [attempt.path.parents[1] / job / name for job, name in inputs.items()]
-            yield attempt
+        yield attempt
 
 
 def _write_attempt(attempt: Recorded, runs: Path, weights: bool, logs: bool) -> None:

@@ -225,14 +225,14 @@ def copy_inputs(attempt: Recorded, runs: Path) -> None:
     """Copy the attempts that an attempt is derived from, and those that they are derived from, with
     the lists of what they have read. Raises JobError if one is missing."""
     kept = attempt.path.parent.parent
-    for job, name in attempt.about.get("inputs", {}).items():
-        source = kept / job / name
+    _, *inputs = attempts.with_ancestors(attempt.path)
+    for source in inputs:
+        name = source.relative_to(kept)
         if not attempts.begun(source):
-            raise JobError(f"its input, the attempt {job}/{name}, is missing")
-        shutil.copytree(source, runs / job / name, dirs_exist_ok=True)
-        if (kept / layout.DATA_LISTS).is_dir():
-            shutil.copytree(kept / layout.DATA_LISTS, runs / layout.DATA_LISTS, dirs_exist_ok=True)
-        copy_inputs(Recorded(source), runs)
+            raise JobError(f"its input, the attempt {name}, is missing")
+        shutil.copytree(source, runs / name, dirs_exist_ok=True)
+    if inputs and (kept / layout.DATA_LISTS).is_dir():
+        shutil.copytree(kept / layout.DATA_LISTS, runs / layout.DATA_LISTS, dirs_exist_ok=True)
 
 
 def run_again(attempt: Recorded, code: Path, flags: Sequence[str], temporary: Path) -> Recorded:

@@ -4,7 +4,7 @@ run with, named after its fingerprint, so that going back to older code finds it
 
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -176,6 +176,13 @@ def inputs_of(settings: Any, runs_root: Path) -> list[Path]:
     """Return the folders of the inputs' attempts whose results count."""
     found = (finished_at(job, runs_root) for job in identity.inputs(settings))
     return [path for path in found if path]
+
+
+def with_ancestors(attempt: Path) -> Iterator[Path]:
+    """Yield the folder of an attempt, and those of the attempts that it was derived from."""
+    yield attempt
+    for job, name in record_of(attempt, layout.SETTINGS).get("inputs", {}).items():
+        yield from with_ancestors(attempt.parents[1] / job / name)
 
 
 def finished_at(job: str, runs_root: Path) -> Path | None:
