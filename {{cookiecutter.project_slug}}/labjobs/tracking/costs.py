@@ -82,7 +82,7 @@ class Meter:
         self._attempt, self._trainer = attempt, trainer
         self._journal, self._processes = journal.id_of(attempt), seen(attempt)
         self._process = ""
-        self._energy: Energy | None = None
+        self._joules_before = 0.0
         self._next_write = 0.0
 
     def look(self, gpu: str, processes: int, ended: bool = False) -> None:
@@ -94,9 +94,10 @@ class Meter:
             if self._process in ("", process):
                 self._process = process
                 if gpu:
-                    self._energy = self._energy or Energy(gpu)
+                    counted = joules(gpu)
+                    self._joules_before = self._joules_before or counted
                     used["gpu_seconds"] = used["seconds"] * processes
-                    used["joules"] = self._energy.joules()
+                    used["joules"] = counted - self._joules_before
                 before = self._processes.setdefault(process, {})  # also of children that have ended
                 before |= {name: max(value, before.get(name, 0)) for name, value in used.items()}
         due = ended or time.monotonic() >= self._next_write
@@ -105,23 +106,13 @@ class Meter:
             journal.note_sent(self._attempt, self._journal, processes=self._processes)
 
 
-class Energy:
-    """What a GPU has used since this was made, by all its users together, as its driver counts it
-    (docs.nvidia.com/deploy/nvml-api)."""
+def joules(uuid: str) -> float:
+    """Return the energy that a GPU has ever used, by all its users together, as its driver counts
+    it (docs.nvidia.com/deploy/nvml-api); 0 if it does not, as for a part of a GPU (MIG)."""
+    import pynvml  # here, so that only the courier of a job on a GPU waits for it
 
-    def __init__(self, uuid: str) -> None:
-        import pynvml  # here, so that only the courier of a job on a GPU waits for it
-
-        self._nvml, self._gpu, self._begun = pynvml, None, 0.0
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()
-            self._gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        self._begun = self.joules()
-
-    def joules(self) -> float:
-        """Return the energy; 0 if the driver does not count it, as for a part of a GPU (MIG)."""
-        with suppress(self._nvml.NVMLError):
-            if self._gpu is not None:
-                counted = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu)
-                return float(counted) / 1000 - self._begun
-        return 0.0
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu)) / 1000
+    return 0.0
