@@ -253,11 +253,11 @@ class Attempt:
         line = f"{status}: {stop}; the same command{flag} continues it"
         return self._ended(exit_status.of(stop), line)
 
-    def _ended(self, code: int, line: str) -> int:
+    def _ended(self, code: int, line: str = "") -> int:
         problem = self._missing(IMPATIENCE)
         if self._courier and self._courier.displaced:  # the signal that interrupted it
             return leave(exit_status.ELSEWHERE, f"{self.folder.label} {problem}")
-        return leave(code, f"{self.folder.label} {line}")
+        return leave(code, f"{self.folder.label} {line}") if line else code
 
     def _missing(self, seconds: float) -> str:
         return self._courier.finish(seconds) if self._courier else ""

@@ -94,10 +94,7 @@ class Away(Attempt):
             return self._delivered(f"finished: {self._results(outcome['said'])}")
         if status == exit_status.FAILED and DISK_IS_FULL in said:
             return self._give_back(f"{self._session.host}: {DISK_IS_FULL}")
-        problem = self._missing(IMPATIENCE)
-        if self._courier and self._courier.displaced:
-            return leave(exit_status.ELSEWHERE, f"{self.folder.label} {problem}")
-        return status
+        return self._ended(status)
 
     def _give_back(self, why: str) -> int:
         self._missing(IMPATIENCE)

@@ -7,7 +7,7 @@ the environment around it are the author's. `results.tex` has all cells by name,
 import csv
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from itertools import groupby
 from pathlib import Path
@@ -85,15 +85,16 @@ def macros(tables: Mapping[str, Table]) -> str:
 
 
 def _tabular(table: Table) -> str:
-    columns = [[row[place] for row in _rows(table)] for place in range(len(table.columns))]
+    columns = [*zip(*_rows(table).values(), strict=True)]
     kinds = "".join("c" if any(cell.half for cell in cells) else "r" for cells in columns)
     lines = [HEAD + r"; needs \usepackage{booktabs}"]
     lines += [rf"\begin{{tabular}}{{@{{}}l{kinds}@{{}}}}", r"\toprule", *_spanners(table)]
     lines += [_line(map(latex, [table.corner, *(column.title for column in table.columns)]))]
-    rows = [*zip(*map(_latex_cells, columns), strict=True)]
-    body = [_line([latex(name), *row]) for name, row in zip(table.rows, rows, strict=False)]
-    total = [r"\midrule", _line([TOTAL, *rows[-1]])] if table.total else []
-    lines += [r"\midrule", *body, *total, r"\bottomrule", r"\end{tabular}"]
+    rows = zip(*map(_latex_cells, columns), strict=True)
+    body = [_line([latex(name), *row]) for name, row in zip(_rows(table), rows, strict=True)]
+    if table.total:
+        body.insert(-1, r"\midrule")
+    lines += [r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
 
 
@@ -104,8 +105,8 @@ def _line(cells: Iterable[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
-def _rows(table: Table) -> list[list[Cell]]:
-    return [*table.rows.values(), *([table.total] if table.total else [])]
+def _rows(table: Table) -> dict[str, list[Cell]]:
+    return table.rows | ({TOTAL: table.total} if table.total else {})
 
 
 def _spanners(table: Table) -> list[str]:
@@ -122,7 +123,7 @@ def _spanners(table: Table) -> list[str]:
     return [_line(heads), "".join(rules)]
 
 
-def _latex_cells(cells: list[Cell]) -> list[str]:
+def _latex_cells(cells: Sequence[Cell]) -> list[str]:
     """The cells of a column. Those with ± are as wide as the widest, by invisible characters, so
     that each ± stands below the others where LaTeX centres them."""
     pairs = [cell for cell in cells if cell.half]
@@ -146,8 +147,7 @@ def _invisible(text: str) -> str:
 def _markdown(table: Table, caption: str) -> str:
     heads = [f"{column.task} {column.title}".strip() for column in table.columns]
     lines = [[table.corner, *heads], ["---", *["---:"] * len(heads)]]
-    lines += [[name, *map(_markdown_cell, row)] for name, row in table.rows.items()]
-    lines += [[TOTAL, *map(_markdown_cell, table.total)]] if table.total else []
+    lines += [[name, *map(_markdown_cell, row)] for name, row in _rows(table).items()]
     rows = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
     return plain("\n".join(rows) + f"\n\n{caption}\n")
 
@@ -163,10 +163,10 @@ def _markdown_cell(cell: Cell) -> str:
 def _points(table: Table, venue: Venue) -> float:
     """How wide it is, in the venue's font and the size of its text; `_problems` names characters
     that this font lacks."""
-    columns = [[table.corner, *table.rows]]
-    for place, column in enumerate(table.columns):
-        cells = [_markdown_cell(row[place]).replace("**", "") for row in _rows(table)]
-        columns.append([column.title, *cells])
+    rows = _rows(table)
+    columns = [[table.corner, *rows]]
+    for column, cells in zip(table.columns, zip(*rows.values(), strict=True), strict=True):
+        columns.append([column.title, *(_markdown_cell(c).replace("**", "") for c in cells)])
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         widths = [max(text.width(each, venue.text) for each in column) for column in columns]
     return sum(widths) + SPACE * (len(widths) - 1)

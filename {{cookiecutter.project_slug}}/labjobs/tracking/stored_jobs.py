@@ -264,8 +264,11 @@ class Known:
         sent = str(read_record(attempt / layout.SENT).get("run", ""))
         if sent not in {run["run_id"] for run in self.runs.get(attempt.parent.name, [])}:
             return []  # another run stands for it, or `holds` says that there is none
-        if (path := sqlite_path()) and (own := _folder_of_run(path, sent)):
-            return [name for name in names if not (own / name).exists()]
+        if path := sqlite_path():
+            query = "SELECT artifact_uri FROM runs WHERE run_uuid = :run"
+            ((address,),) = select(path, query, run=sent)
+            if own := mlflow_client.local_folder(address):
+                return [name for name in names if not (own / name).exists()]
         with asked() as client:
             folders = {str(Path(name).parent) for name in names}
             listed = (client.list_artifacts(sent, folder) for folder in folders)
@@ -296,12 +299,6 @@ def _content(run: str, names: Set[str]) -> tuple[Counter[Point], dict[tuple[str,
         for _, name, value in own
     }
     return Counter((*place, repr(_number(value))) for *place, value in points), others
-
-
-def _folder_of_run(path: Path, run: str) -> Path | None:
-    """The folder of a run's files in a sqlite store, if they are on this machine."""
-    ((address,),) = select(path, "SELECT artifact_uri FROM runs WHERE run_uuid = :run", run=run)
-    return mlflow_client.local_folder(address)
 
 
 def evidence(job: JobFolder[Any], run: StoredJob) -> Evidence:
