@@ -4,7 +4,7 @@ import difflib
 import errno
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from labjobs import exit_status
 
@@ -47,6 +47,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+
+
+def require_known(words: Iterable[str], known: Collection[str], line: str) -> None:
+    """Raise SettingsError for a word that is not known, which takes the place of {} in the line."""
+    for word in words:
+        if word not in known:
+            raise SettingsError(f"{line.replace('{}', word)}; {did_you_mean(word, known)}")
 
 
 def few(names: Iterable[str], most: int) -> str:

@@ -7,7 +7,6 @@ or diverged.
 
 import json
 import math
-import operator
 import os
 import re
 from argparse import Namespace
@@ -17,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
+from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 from labjobs import exit_status, layout, locks
 from labjobs.cli import flags
 from labjobs.cli.flags import as_plain, as_text
-from labjobs.errors import JobError, SettingsError, cause, did_you_mean
+from labjobs.errors import JobError, SettingsError, cause, did_you_mean, require_known
 from labjobs.files import PROJECT, json_of, read_record, shown
 from labjobs.job import attempts, code_evidence, identity, journal
 from labjobs.job.attempts import Evidence
@@ -123,9 +123,10 @@ def last_logged(attempt: Path) -> float:
     return 0.0
 
 
-def _iso(seconds: float) -> str | None:
-    """A time as in ISO 8601, in UTC; None for 0."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds") if seconds else None
+def _dated(row: dict[str, Any]) -> dict[str, Any]:
+    """A row or an attempt whose `ended` is a time as in ISO 8601, in UTC; None for 0."""
+    ended = datetime.fromtimestamp(row["ended"], UTC).isoformat(timespec="seconds")
+    return row | {"ended": ended if row["ended"] else None}
 
 
 def _local(seconds: float) -> str:
@@ -317,15 +318,14 @@ def print_list(project: Project, given: Namespace) -> None:
         rows = grouped(rows)
     if given.by:
         rows.sort(key=_rank(given.by, rows))
-    if given.groups:
-        _print_groups(rows, as_json)
-        return
     if as_json:
-        plain = [row | {"ended": _iso(row["ended"])} for row in rows]
-        print(json_of(plain), flush=True)
+        print(json_of(rows if given.groups else [*map(_dated, rows)]), flush=True)
         for row in rows:
-            if row["problem"]:
+            if row.get("problem"):
                 leave(exit_status.FAILED, f"jobs.py: job {row['id']}: {row['problem']}")
+        return
+    if given.groups:
+        _print_groups(rows)
         return
     width = max((len(row["result"]) for row in rows), default=0)
     for row in rows:
@@ -341,8 +341,7 @@ def print_list(project: Project, given: Namespace) -> None:
 CONDITION = re.compile(r"\s*([\w-]+)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*")
 """A setting or `state`, a sign and a value: `lr>1e-3`."""
 
-SIGNS = {"=": "eq", "!=": "ne", "<": "lt", ">": "gt", "<=": "le", ">=": "ge"}
-"""Functions of the module `operator`."""
+SIGNS = {"=": eq, "!=": ne, "<": lt, ">": gt, "<=": le, ">=": ge}
 
 
 def selected(condition: str, rows: list[dict[str, Any]], flag: str = "") -> list[dict[str, Any]]:
@@ -351,10 +350,10 @@ def selected(condition: str, rows: list[dict[str, Any]], flag: str = "") -> list
     found = CONDITION.fullmatch(condition)
     if not found:
         raise SettingsError(f"{flag}{condition}: must look like 'lr>1e-3' or state=finished")
-    name, holds, wanted = found[1].replace("-", "_"), getattr(operator, SIGNS[found[2]]), found[3]
+    name, holds, wanted = found[1].replace("-", "_"), SIGNS[found[2]], found[3]
     known = sorted({"state", *(name for row in rows for name in row["settings"])})
-    if rows and name not in known:
-        raise SettingsError(f"{flag}{condition}: no such setting; {did_you_mean(name, known)}")
+    if rows:
+        require_known([name], known, f"{flag}{condition}: no such setting")
 
     def fulfils(row: dict[str, Any]) -> bool:
         value = row["state"] if name == "state" else row["settings"].get(name)
@@ -403,11 +402,8 @@ def _means(alike: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _print_groups(groups: list[dict[str, Any]], as_json: bool) -> None:
+def _print_groups(groups: list[dict[str, Any]]) -> None:
     """Print groups of jobs by the settings in which they differ."""
-    if as_json:
-        print(json_of(groups), flush=True)
-        return
     values: dict[str, set[str]] = {}
     for name, value in ((n, v) for group in groups for n, v in group["settings"].items()):
         values.setdefault(name, set()).add(as_text(value))
@@ -499,7 +495,7 @@ def print_details(project: Project, given: Namespace) -> None:
             "command": job.command,
             "ancestors": _ancestors(project, job),
             "problem": job.problem,
-            "attempts": [each | {"ended": _iso(each["ended"])} for each in found],
+            "attempts": [*map(_dated, found)],
         }
         print(json_of(content))
         return

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from labjobs.errors import SettingsError, did_you_mean
+from labjobs.errors import SettingsError, require_known
 from labjobs.results.style import number, signed
 from labjobs.settings import Metric, from_plain
 
@@ -169,8 +169,7 @@ def shown(jobs: pd.DataFrame) -> Measured:
     if not name:
         return monitored(jobs)
     metrics = declared(jobs)
-    if name not in metrics:
-        raise SettingsError(f"--metric {name}: no metric of METRICS; {did_you_mean(name, metrics)}")
+    require_known([name], metrics, "--metric {}: no metric of METRICS")
     found = Measured(name, metrics[name], "val")
     if found.key not in jobs:
         raise NoResults(f"no finished job has a {found}")

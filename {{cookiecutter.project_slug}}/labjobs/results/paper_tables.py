@@ -9,7 +9,7 @@ said of differences is said of test results.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from labjobs.errors import SettingsError, did_you_mean
+from labjobs.errors import require_known
 from labjobs.job.terminal import counted
 from labjobs.results import comparison, groups, style, tables
 from labjobs.results.figure_files import plain
@@ -36,6 +36,8 @@ MOST_ROWS = 20
 
 ALL = "all jobs"  # the only row, if no setting varies
 NOTHING = "–"  # a cell for which no job was run
+
+NO_SETTING = "plot.py: the jobs have no setting {}"
 
 LOST = ("diverged", "failed")  # jobs without which a mean of the others would be too good
 
@@ -103,7 +105,8 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     apart from its own. Raises NoResults if there are no results, SettingsError for an unknown
     setting or metric.
     """
-    by = _known("setting", rows, jobs.attrs["settings"]) or _fitting(jobs)
+    require_known(rows, jobs.attrs["settings"], NO_SETTING)
+    by = [*rows] or _fitting(jobs)
     grid, (metrics, others) = _Grid(tried(jobs), by), _metrics(jobs, shown)
     compared = {
         task: comparison.compare(
@@ -169,7 +172,7 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
     jobs differ from it in exactly one setting, SettingsError for an unknown setting or metric.
     """
     grid = _Grid(tried(jobs), groups.varied(jobs))
-    _known("setting", baseline, jobs.attrs["settings"])
+    require_known(baseline, jobs.attrs["settings"], NO_SETTING)
     of_tasks = groups.tasks(grid.jobs)
     if not baseline and len(of_tasks) > 1:
         raise NoResults("several tasks have no baseline in common; declare BASELINE in plot.py")
@@ -221,7 +224,8 @@ def cost(jobs: pd.DataFrame, rows: Sequence[str] = ()) -> Table:
     Raises NoResults if the jobs have no record of it.
     """
     jobs = jobs[~jobs["diverged"]]
-    by = _known("setting", rows, jobs.attrs["settings"]) or _fitting(jobs)
+    require_known(rows, jobs.attrs["settings"], NO_SETTING)
+    by = [*rows] or _fitting(jobs)
     names = [name for name in COSTS if len(groups.finite(jobs, name))]
     if not names:
         raise NoResults("the jobs have no record of what they cost")
@@ -384,14 +388,6 @@ def _with_results(tried: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def _known(what: str, wanted: Iterable[str], known: Collection[str]) -> list[str]:
-    for name in wanted:
-        if name not in known:
-            near = did_you_mean(name, known)
-            raise SettingsError(f"plot.py: the jobs have no {what} {name}; {near}")
-    return [*wanted]
-
-
 def _fitting(jobs: pd.DataFrame) -> list[str]:
     """As many of the settings that vary as MOST_ROWS allows, at least one."""
     by: list[str] = []
@@ -405,7 +401,8 @@ def _metrics(jobs: pd.DataFrame, shown: Sequence[str]) -> tuple[list[Measured], 
     """The metrics on test data, or on validation data if there are no test results, and a sentence
     about those that are not shown."""
     every = declared(jobs)
-    names = _known("metric", shown, every) or [*every]
+    require_known(shown, every, "plot.py: the jobs have no metric {}")
+    names = [*shown] or [*every]
     parts: tuple[Part | None, ...] = ("test", "val", None)
     for part in parts:
         each = [Measured(name, every[name], part) for name in names]

@@ -18,7 +18,7 @@ import pandas as pd
 
 from labjobs import exit_status
 from labjobs.cli.parser import Parser, unknown_flag
-from labjobs.errors import SettingsError, did_you_mean
+from labjobs.errors import SettingsError, require_known
 from labjobs.files import PROJECT, write_json, write_text
 from labjobs.job.identity import DEFAULT
 from labjobs.job.terminal import counted, leave, prepare_streams
@@ -28,6 +28,7 @@ from labjobs.results import (
     groups,
     page,
     paper,
+    paper_tables,
     searches,
     style,
     table_files,
@@ -110,9 +111,6 @@ def _answer(args: argparse.Namespace) -> int:
     return exit_status.FAILED if wrong else exit_status.DONE
 
 
-FINISHED = "finished"
-
-
 @dataclass
 class _Found:
     """The jobs behind figures and tables."""
@@ -122,24 +120,23 @@ class _Found:
     mixed: list[str]  # the ids of those from different code
 
     @cached_property
-    def rows(self) -> list[dict[str, Any]]:
+    def tried(self) -> pd.DataFrame:
         """All jobs that were tried, in the order of their ids: their state, settings, results and
         costs; of those that are not drawn, the state says why."""
-        own = self.jobs.assign(state=self.jobs["diverged"].map({True: "diverged", False: FINISHED}))
-        numbers = [name for name in own if name in own.select_dtypes("number") and name != "ended"]
+        every = paper_tables.tried(self.jobs)
+        numbers = [name for name in every.select_dtypes("number") if name != "ended"]
         about = ("hardware", "commit", "stale", "unchecked")
-        names = dict.fromkeys(["job_id", "state", *own.attrs["settings"], *numbers, *about])
-        every = [*own.to_dict("records"), *own.attrs[tables.UNFINISHED]]
-        found = [{name: row[name] for name in names if name in row} for row in every]
-        return sorted(found, key=lambda row: str(row["job_id"]))
+        names = dict.fromkeys(["job_id", "state", *every.attrs["settings"], *numbers, *about])
+        return every[[name for name in names if name in every]].sort_values("job_id")
 
     def counts(self, shown: pd.DataFrame | None = None, task: str = "") -> str:
         """Say how many jobs were tried, if not all finished, and how many are not among those that
         are `shown` because they only confirm; with a `task`, of those alone that have it."""
-        rows = pd.DataFrame(self.rows)
-        alike = rows if shown is None or not task else groups.with_task_of(shown, rows)
+        alike = self.tried
+        if shown is not None and task:
+            alike = groups.with_task_of(shown, alike)
         states = Counter(alike["state"].tolist())
-        tried, finished = states.total(), states.pop(FINISHED, 0)
+        tried, finished = states.total(), states.pop("finished", 0)
         why = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         said = f" Of {tried} jobs tried, {finished} finished: {why}." * bool(states)
         hidden = 0 if shown is None else finished + states["diverged"] - len(shown)
@@ -226,8 +223,7 @@ def _tried(
 def _of_task(task: str, jobs: pd.DataFrame) -> dict[str, str]:
     """The setting that has a task of this name."""
     known = {str(each): name for name in groups.with_role(jobs, "task") for each in jobs[name]}
-    if task not in known:
-        raise SettingsError(f"--task {task}: no job has this task; {did_you_mean(task, known)}")
+    require_known([task], known, "--task {}: no job has this task")
     return {known[task]: task}
 
 
@@ -275,7 +271,7 @@ def _write(pages: _Pages, found: _Found, printed: Mapping[str, Tabulating]) -> N
                 written[name] = table
     whole = {
         table_files.RESULTS: table_files.macros(written),
-        table_files.JOBS: table_files.as_csv(found.rows),
+        table_files.JOBS: found.tried.to_csv(index=False, lineterminator="\n"),
     }
     for name, text in whole.items() if written else ():
         path, record = out / name, out / f"{Path(name).stem}.json"
@@ -295,10 +291,10 @@ def _write_page(pages: _Pages, found: _Found) -> None:
     args, jobs = pages.args, found.jobs
     tasks, repeats = groups.with_role(jobs, "task"), groups.repeated(jobs)
     results = [name for name in map(str, jobs) if name.startswith(("best_", "test_"))]
-    rows, settings = found.rows, [*tasks, *groups.varied(jobs), *repeats]
-    differ = [name for name in settings if len({str(row.get(name)) for row in rows}) > 1]
-    columns = ["job_id", "state", *differ, *results]
-    shown = page.Jobs(columns, [[row.get(name) for name in columns] for row in rows])
+    tried, settings = found.tried, [*tasks, *groups.varied(jobs), *repeats]
+    differ = [name for name in settings if tried[name].map(str).nunique() > 1]
+    rows = tried[["job_id", "state", *differ, *results]].astype(object)
+    shown = page.Jobs([*rows], rows.where(rows.notna(), None).to_numpy().tolist())
     with suppress(NoResults):
         shown.curve = chooser(jobs).key
         points = tables.curves(jobs, shown.curve).groupby("job_id")[["step", "value"]]
@@ -363,11 +359,9 @@ def _parsed(words: list[str]) -> argparse.Namespace:
 
 def _formats(given: str) -> list[str]:
     """The formats in a word of the command line, with commas between them."""
-    for name in given.split(","):
-        if name not in figure_files.METADATA:
-            known = did_you_mean(name, figure_files.METADATA)
-            raise SettingsError(f"--format {given}: unknown format {name!r}; {known}")
-    return given.split(",")
+    formats = given.split(",")
+    require_known(formats, figure_files.METADATA, f"--format {given}: unknown format '{{}}'")
+    return formats
 
 
 def _without_earlier_trials(jobs: pd.DataFrame) -> pd.DataFrame:

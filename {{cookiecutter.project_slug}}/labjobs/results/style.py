@@ -10,7 +10,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from labjobs.cli.flags import as_text
-from labjobs.errors import SettingsError, did_you_mean
+from labjobs.errors import require_known
 
 # Where figures are printed: widths of a column and of the page, text sizes, and their sources.
 
@@ -62,8 +62,7 @@ DEFAULT = next(iter(VENUES))
 
 def named(name: str) -> Venue:
     """Return a venue by its name. Raises SettingsError if it is not known."""
-    if name not in VENUES:
-        raise SettingsError(f"--venue {name}: not known; {did_you_mean(name, VENUES)}")
+    require_known([name], VENUES, "--venue {}: not known")
     return VENUES[name]
 
 

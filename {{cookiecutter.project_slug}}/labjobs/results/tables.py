@@ -20,7 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from labjobs import layout
-from labjobs.errors import SettingsError, cause, did_you_mean
+from labjobs.errors import cause, require_known
 from labjobs.files import read_json, read_record
 from labjobs.job import runtime
 from labjobs.job.identity import DEFAULT
@@ -154,10 +154,7 @@ def only(jobs: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
 
     Raises SettingsError for an unknown setting, NoResults if no finished job is left.
     """
-    for name in wanted:
-        if name not in jobs.attrs["settings"]:
-            known = did_you_mean(name, jobs.attrs["settings"])
-            raise SettingsError(f"ONLY in plot.py: the jobs have no setting {name}; {known}")
+    require_known(wanted, jobs.attrs["settings"], "ONLY in plot.py: the jobs have no setting {}")
     jobs = _with(jobs, wanted)
     if jobs["diverged"].all():
         raise NoResults(f"no finished job has the settings of ONLY in plot.py: {dict(wanted)}")
@@ -179,8 +176,7 @@ def curves(jobs: pd.DataFrame, key: str, along: str = "step") -> pd.DataFrame:
     logged twice, the last value counts. Raises NoResults where no job has the metric.
     """
     found = _curves(jobs, key)
-    if along not in ALONG:
-        raise SettingsError(f"plot.py: no curves along {along}; {did_you_mean(along, ALONG)}")
+    require_known([along], ALONG, "plot.py: no curves along {}")
     if along == "examples":
         if "batch_size" not in found:
             raise NoResults("curves along examples need a setting batch_size")
@@ -249,11 +245,8 @@ def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
     params = [{today(name): text for name, text in job["params"].items()} for job in found]
     settings: dict[str, list[Any]] = {}
     for name in set(older).union(*params):
-        texts = [str(older.get(name)) if name not in each else each[name] for each in params]
-        values = [
-            stored_jobs.fresh_value(each[name]) if name in each else older.get(name)
-            for each in params
-        ]
+        texts = [each.get(name, str(older.get(name))) for each in params]
+        values = [stored_jobs.fresh_value(text) for text in texts]
         if any(isinstance(value, str) for value in values):
             values = [
                 v if isinstance(v, str) or (name not in each and v is None) else text
@@ -432,10 +425,7 @@ def _finished(
     jobs: pd.DataFrame, settings: Collection[str]
 ) -> list[tuple[dict[Any, Any], dict[str, Any]]]:
     """The rows of the jobs that finished, each with its `job_id` and these settings."""
-    for name in settings:
-        if name not in jobs:
-            known = did_you_mean(name, map(str, jobs))
-            raise SettingsError(f"the jobs have no setting {name}; {known}")
+    require_known(settings, [*map(str, jobs)], "the jobs have no setting {}")
     finished = jobs[~jobs["diverged"]].to_dict("records")
     if not finished:
         raise NoResults("none of the jobs has finished")
