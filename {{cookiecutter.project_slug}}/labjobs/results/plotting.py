@@ -271,7 +271,7 @@ def _write(pages: _Pages, found: _Found, printed: Mapping[str, Tabulating]) -> N
                 written[name] = table
     whole = {
         table_files.RESULTS: table_files.macros(written),
-        table_files.JOBS: found.tried.to_csv(index=False, lineterminator="\n"),
+        table_files.JOBS: table_files.as_csv(found.tried),
     }
     for name, text in whole.items() if written else ():
         path, record = out / name, out / f"{Path(name).stem}.json"

@@ -140,7 +140,8 @@ def _pieces(figure: Figure) -> tuple[list[_Piece], list[str]]:
             if box is not None and ((corners.max(0) < box[0]) | (corners.min(0) > box[1])).any():
                 return  # hidden completely
             size, text = prop.get_size_in_points(), drawing[-1]
-            smallest = _smallest(s, prop) if ismath else size
+            glyphs = MathTextParser("path").parse(s, INCH, prop).glyphs if ismath else ()
+            smallest = min((glyph[1] for glyph in glyphs), default=size)
             what = f"{_short(s)}{places.get(text, '')}"
             pieces.append(_Piece(what, text, size, smallest, ink, corners, box))
 
@@ -187,12 +188,6 @@ def _corners(ink: Path) -> NDArray[Any]:
     points = np.concatenate(ink.to_polygons(closed_only=False))  # get_extents() is 200 times slower
     (left, bottom), (right, top) = points.min(axis=0), points.max(axis=0)
     return np.array([[left, bottom], [right, bottom], [right, top], [left, top]])
-
-
-def _smallest(s: str, prop: Any) -> float:
-    """The size in points of the smallest glyph of mathtext."""
-    glyphs = MathTextParser("path").parse(s, INCH, prop).glyphs
-    return min((glyph[1] for glyph in glyphs), default=prop.get_size_in_points())
 
 
 def _short(s: str) -> str:

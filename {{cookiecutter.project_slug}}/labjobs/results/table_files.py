@@ -4,14 +4,14 @@ The `.tex` has nothing but the tabular, which needs \usepackage{booktabs}: the s
 the environment around it are the author's. `results.tex` has all cells by name, for the text.
 """
 
-import csv
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from io import StringIO
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from labjobs import files
 from labjobs.results import text
@@ -49,21 +49,17 @@ def save(
     stem.parent.mkdir(parents=True, exist_ok=True)
     label = f"\\caption{{{latex(caption)}}}\n\\label{{tab:{stem.name}}}"
     texts = {"tex": _tabular(table), "caption.tex": f"{HEAD}\n{label}\n"}
-    texts |= {"md": _markdown(table, caption), "csv": as_csv(table.records)}
+    records = pd.DataFrame(table.records, dtype=object)  # whole numbers stay whole
+    texts |= {"md": _markdown(table, caption), "csv": as_csv(records)}
     for kind, content in texts.items():
         files.write_text(stem.with_name(f"{stem.name}.{kind}"), content)
     files.write_json(stem.with_name(f"{stem.name}.json"), about)
     return [f"{stem}.tex  {width:.1f} in wide"]
 
 
-def as_csv(records: list[dict[str, Any]]) -> str:
-    """Return rows as CSV, with the columns of all of them in the order in which they first come."""
-    names = dict.fromkeys(name for record in records for name in record)
-    out = StringIO()
-    writer = csv.DictWriter(out, [*names], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return out.getvalue()
+def as_csv(rows: pd.DataFrame) -> str:
+    """Return rows as CSV; what is unknown is empty."""
+    return rows.to_csv(index=False, lineterminator="\n")
 
 
 def macros(tables: Mapping[str, Table]) -> str:
