@@ -15,14 +15,7 @@ from labjobs import exit_status, installation, layout, locks
 from labjobs.distributed.ranks import First
 from labjobs.errors import Diverged, JobError, SettingsError, cause, first_line
 from labjobs.files import CODE, PROJECT, shown
-from labjobs.job import (
-    attempts,
-    code_evidence,
-    identity,
-    provenance,
-    runtime,
-    terminal,
-)
+from labjobs.job import attempts, code_evidence, identity, provenance, runtime, terminal
 from labjobs.job.attempts import Evidence
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Interrupted, Stopped, leave, log

@@ -41,7 +41,12 @@ def choose(name: str) -> torch.device:
         found = torch.accelerator.current_accelerator(check_available=True)
         if found and found.type in KINDS:
             return torch.device(found.type, 0)
-        _refuse_unusable(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        if given.strip() not in machine.NO_GPU:  # it would train on the CPU for days
+            raise SettingsError(
+                f"--device auto: CUDA_VISIBLE_DEVICES gives this job GPU {given}, which torch "
+                f"cannot use: {why_no_cuda()}; --device cpu trains on the CPU"
+            )
         return torch.device("cpu")
     try:
         device = torch.device(name)
@@ -52,17 +57,6 @@ def choose(name: str) -> torch.device:
     if index >= count:
         raise SettingsError(f"--device {name}: torch sees no such device; try --device auto")
     return torch.device("cpu") if cpu else torch.device(device.type, index)
-
-
-def _refuse_unusable(given: str) -> None:
-    """Raise SettingsError if a sweep, Slurm or a user gave this process GPUs, and torch has none:
-    it would train on the CPU for days."""
-    if given.strip() in machine.NO_GPU:
-        return
-    raise SettingsError(
-        f"--device auto: CUDA_VISIBLE_DEVICES gives this job GPU {given}, which torch cannot use: "
-        f"{why_no_cuda()}; --device cpu trains on the CPU"
-    )
 
 
 def why_no_cuda() -> str:
@@ -490,9 +484,14 @@ class GlobalStreams:
 
         Raises JobError for the state of another number of processes, if these have drawn numbers.
         """
-        everyones, rank = [state, *state["others"]], self._processes.rank
+        everyones, rank, device = [state, *state["others"]], self._processes.rank, self._device
         if len(everyones) == rank.size:
-            self._restore(everyones[rank.number])
+            own = everyones[rank.number]
+            torch.set_rng_state(own["torch"])
+            if device.type != "cpu" and device.type in own["device"]:
+                _module(device).set_rng_state(own["device"][device.type], device)
+            random.setstate(own["python"])
+            np.random.set_state(own["numpy"])
         elif any(each["drawn"] for each in everyones):
             raise JobError(
                 f"its checkpoint is of {len(everyones)} processes, which have drawn random numbers "
@@ -507,14 +506,6 @@ class GlobalStreams:
             **on_host,
             "device": {kind: on_cpu if kind == "cpu" else module.get_rng_state(self._device)},
         }
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        device = self._device
-        torch.set_rng_state(state["torch"])
-        if device.type != "cpu" and device.type in state["device"]:
-            _module(device).set_rng_state(state["device"][device.type], device)
-        random.setstate(state["python"])
-        np.random.set_state(state["numpy"])
 
 
 def _seed_all(seed: int) -> None:

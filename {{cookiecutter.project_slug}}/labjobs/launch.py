@@ -25,11 +25,7 @@ from labjobs.cli.parser import parse
 from labjobs.distributed import ranks
 from labjobs.distributed.ranks import ALONE, STOPPED, Other
 from labjobs.errors import JobError, SettingsError, cause, first_line
-from labjobs.job import (
-    attempts,
-    data_evidence,
-    terminal,
-)
+from labjobs.job import attempts, data_evidence, terminal
 from labjobs.job.data_evidence import Places
 from labjobs.job.folder import JobFolder
 from labjobs.job.journal import Journal

@@ -13,14 +13,14 @@ import subprocess
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 from labjobs import exit_status, layout
@@ -38,10 +38,6 @@ from labjobs.privacy import scrub
 from labjobs.results import figure_files
 from labjobs.sweeps import containers
 from labjobs.tracking import copies, costs
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 ELAPSED = "elapsed_seconds"  # the metric that each evaluation has: the seconds since the job began
 
@@ -366,13 +362,16 @@ def _arrays(file: Path) -> dict[str, tuple[Any, ...]]:
         return {}
     if file.name == layout.BEST:
         import torch  # slow, like NumPy
+        from torch.utils._pytree import tree_leaves_with_path
 
         from labjobs.training import checkpoints
 
-        kept = checkpoints.load(file, torch.device("cpu"))["models"]
+        kept = tree_leaves_with_path(checkpoints.load(file, torch.device("cpu"))["models"])
+        found = {".".join(str(key).strip("[]'") for key in path): each for path, each in kept}
         return {
             name: (each.dtype, each.shape, each.reshape(-1).view(torch.uint8).numpy().tobytes())
-            for name, each in _tensors("", kept)
+            for name, each in found.items()
+            if isinstance(each, torch.Tensor)
         }
     import numpy as np
 
@@ -381,15 +380,6 @@ def _arrays(file: Path) -> dict[str, tuple[Any, ...]]:
             return {name: (each.dtype, each.shape, each.tobytes()) for name, each in arrays.items()}
     except (ValueError, EOFError, BadZipFile, zlib.error) as error:
         raise JobError(f"{file.name} is damaged") from error
-
-
-def _tensors(name: str, nested: Any) -> "Iterator[tuple[str, Tensor]]":
-    """The tensors in nested dictionaries, by the names on the way to them."""
-    if isinstance(nested, Mapping):
-        for key, value in nested.items():
-            yield from _tensors(f"{name}.{key}".lstrip("."), value)
-    elif hasattr(nested, "untyped_storage"):
-        yield name, nested
 
 
 # `repeat` and `audit`.
