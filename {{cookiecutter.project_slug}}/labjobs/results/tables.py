@@ -339,7 +339,7 @@ def of_examples(
     """Return the output of the test examples (N, jobs) that jobs have kept under a name, and which
     examples these are: their indices, and their true values or else the digest of the data. None
     unless all jobs have kept one number for each of the same examples."""
-    rows = jobs.reindex(columns=KEPT, fill_value="").itertuples(index=False, name=None)
+    rows = jobs.reindex(columns=KEPT).fillna("").astype(str).itertuples(index=False, name=None)
     return _of_examples(tuple(rows), name)
 
 
@@ -356,7 +356,7 @@ def _of_examples(
             if values.ndim == 1:
                 columns.append(values[order].astype(float))
                 true = [arrays[each][order] for each in TRUE if each in arrays]
-                which.append((index[order], *(true or [np.array(str(job["data"]))])))
+                which.append((index[order], *(true or [np.array(job["data"])])))
     same = (all(map(np.array_equal, which[0], each)) for each in which)
     return (np.stack(columns, -1), which[0]) if len(columns) == len(jobs) and all(same) else None
 
