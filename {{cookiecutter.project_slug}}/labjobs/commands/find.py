@@ -64,7 +64,8 @@ def find(_: Project, given: Namespace) -> int:
     Interruption().listen()
     trials = Trials(given.command, job.runtime.device, given.force)
     value, why, rows = FINDERS[given.command](job, name, given, trials)
-    following = _command(job if value is None else _changed(job, **{name: value}))
+    then = job if value is None else _changed(job, **{name: value})
+    following = shlex.join(["python", *words_of(then)])
     if given.json:
         content = {
             "suggestion": None if value is None else {name: value},
@@ -147,16 +148,16 @@ def _long(job: JobFolder[Any], steps: int = LONG, pause_after: int = 0) -> JobFo
     return _changed(job, steps=steps, **values)
 
 
-def _command(job: JobFolder[Any]) -> str:
-    """The command that runs a job, as a user types it."""
-    words = []
+def words_of(job: JobFolder[Any]) -> list[str]:
+    """Return the words with which Python runs a job: its script, its settings and its flags."""
+    words = shlex.split(identity.as_command(job.settings, job.script))[1:]
     for name, flag in flags.of(Runtime).items():
         value = getattr(job.runtime, name)
         if isinstance(value, Path):  # jobs run in the project's folder
             value = value.expanduser().absolute()
         if value != flag.default:
             words.append(f"{option(name)}={as_text(as_plain(value))}")
-    return f"{identity.as_command(job.settings, job.script)} {shlex.join(words)}".rstrip()
+    return words
 
 
 class OutOfMemory(JobError):
@@ -218,7 +219,8 @@ class Trials:
 
     def _purpose_of(self, job: JobFolder[Any]) -> str:
         """The purpose, and what speed and memory depend on: the job's flags and the machine."""
-        return f"{self._purpose}; {_command(job)} on {platform.node()}"
+        command = shlex.join(["python", *words_of(job)])
+        return f"{self._purpose}; {command} on {platform.node()}"
 
     def _was_other(self, job: JobFolder[Any]) -> bool:
         """Whether the job has run for another purpose, with other flags or elsewhere."""
@@ -233,7 +235,7 @@ class Trials:
         print(f"job {job.id} started: {job.name}", file=sys.stderr, flush=True)
         if gpu.env:  # in which it is the only one
             job = _changed(job, device="auto")
-        command = [sys.executable, *shlex.split(_command(job))[1:], "--quiet", *words]
+        command = [sys.executable, *words_of(job), "--quiet", *words]
         env = os.environ | {runtime.VARIABLE: purpose} | gpu.env
         # It holds the GPU, even if this process is killed.
         status, line = run(command, CODE, env, gpu.files)

@@ -18,13 +18,13 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 from zipfile import ZipFile
 
 from labjobs import exit_status, layout
 from labjobs.cli.flags import option
 from labjobs.cli.parser import parse
-from labjobs.commands import inventory
+from labjobs.commands import find, inventory
 from labjobs.commands.inventory import Job, Project
 from labjobs.commands.replay import Recorded
 from labjobs.errors import JobError, SettingsError, few, require
@@ -67,13 +67,6 @@ SAME = attrgetter("against", "code", "flags", "metric")
 """What makes a try the same one, perhaps with other repeats."""
 
 
-class Repeat(NamedTuple):
-    """A job that is compared with another one, and the words that run it."""
-
-    job: JobFolder[Any]
-    words: list[str]
-
-
 def judge(project: Project, given: Namespace) -> int:
     """Run the repeats, print the answer, and note it in `tries.jsonl`; return 0 if it is `better`.
 
@@ -87,12 +80,12 @@ def judge(project: Project, given: Namespace) -> int:
     base = _base(group, tried, begins, known)
     first, attempt = base[0]
     key, sign = _metric(given.metric, first, attempt)
-    code = tried[first.id].job.code.digest
+    code = tried[first.id].code.digest
     found = Try([job.id for job, _ in base], code_evidence.digest(attempt), code, given.words, key)
     if not given.json:
         of = counted(len(base), "job")
         print(f"against {of} ({few(found.jobs, MOST)}) of code {attempts.name(found.against)}")
-    if changed := _changed_measure(first, attempt, tried[first.id].job):
+    if changed := _changed_measure(first, attempt, tried[first.id]):
         found.answer, found.why = "the measure changed", few(changed, MOST)
     else:
         _run(found, base, tried, sign, given)
@@ -105,7 +98,7 @@ def judge(project: Project, given: Namespace) -> int:
 def _run(
     found: Try,
     base: Sequence[tuple[Job, Path]],
-    tried: Mapping[str, Repeat],
+    tried: Mapping[str, JobFolder[Any]],
     sign: int,
     given: Namespace,
 ) -> None:
@@ -113,7 +106,7 @@ def _run(
     for job, before in base[: given.at_most]:
         after = _finished(tried[job.id])
         if not after:  # how often that would happen, one seed cannot tell
-            found.why = f"job {tried[job.id].job.id} diverged, and {job.id}, with its seed, did not"
+            found.why = f"job {tried[job.id].id} diverged, and {job.id}, with its seed, did not"
             return
         if _validation(before) != _validation(after):
             found.answer, found.why = "the measure changed", "other validation examples"
@@ -123,8 +116,8 @@ def _run(
         found.conditions = sorted({*found.conditions, *_conditions(before, after)})
         found.evidence = evidence(found.differences)
         if not given.json:
-            this = tried[job.id].job.id
-            print(f"{job.id}: {number(was, 4)} | {this}: {number(now, 4)}", flush=True)
+            line = f"{job.id}: {number(was, 4)} | {tried[job.id].id}: {number(now, 4)}"
+            print(line, flush=True)
         if found.evidence >= NEEDED:
             found.answer = "better" if sign * sum(found.differences) > 0 else "worse"
             return
@@ -180,7 +173,7 @@ def _method(job: Job) -> list[tuple[str, Any]]:
     return [("script", job.script), *settings]
 
 
-def _tried(job: Job, words: list[str]) -> Repeat:
+def _tried(job: Job, words: list[str]) -> JobFolder[Any]:
     """The repeat that is compared with a job: its settings, with flags on top. Raises
     SettingsError."""
     assert job.folder
@@ -191,18 +184,17 @@ def _tried(job: Job, words: list[str]) -> Repeat:
         for name, text in identity.changed(job.folder.settings).items()
         if option(name) not in own
     ]
-    words = [*kept, *words]
-    settings, runtime = parse(script.settings, Runtime, words)
+    settings, runtime = parse(script.settings, Runtime, [*kept, *words])
     kinds, now = roles(script.settings), identity.identity(settings)
     for name, value in job.plain.items():
         if kinds.get(name, "method") != "method" and now[name] != value:
             line = "is that of the jobs of --against, so that results can be compared"
             raise SettingsError(f"{option(name)}: {line}")
-    return Repeat(JobFolder(settings, runtime, script.metrics, job.script), words)
+    return JobFolder(settings, runtime, script.metrics, job.script)
 
 
 def _base(
-    jobs: list[Job], tried: Mapping[str, Repeat], begins: str, known: Sequence[Try]
+    jobs: list[Job], tried: Mapping[str, JobFolder[Any]], begins: str, known: Sequence[Try]
 ) -> list[tuple[Job, Path]]:
     """The jobs to compare with, and their attempts: finished, with the code that ran last, but for
     code that was tried and was not better. Raises SettingsError if there are none."""
@@ -214,7 +206,7 @@ def _base(
             digest = code_evidence.digest(path)
             if attempts.status_of(path) != "finished" or not path.name.startswith(begins):
                 continue
-            repeat = tried[job.id].job
+            repeat = tried[job.id]
             if repeat.id == job.id and code_evidence.fits(digest, repeat.code):
                 itself = True
             elif begins or digest not in rejected:
@@ -252,12 +244,11 @@ def _changed_measure(job: Job, before: Path, tried: JobFolder[Any]) -> list[str]
     return [*map(code_evidence.in_python, changed), *([data] if data else [])]
 
 
-def _finished(repeat: Repeat) -> Path | None:
+def _finished(job: JobFolder[Any]) -> Path | None:
     """Run a repeat, and return its attempt; None if it has diverged. Raises JobError if it has not
     finished."""
-    job = repeat.job
     over = ["--force"] if job.latest and not job.begun else []  # other code has results, too
-    command = [sys.executable, f"{job.script}.py", *repeat.words, *over, "--quiet"]
+    command = [sys.executable, *find.words_of(job), *over, "--quiet"]
     status = subprocess.run(command, cwd=PROJECT, stdout=sys.stderr).returncode
     if path := attempts.finished_at(job.id, job.runs_root):
         return path
