@@ -20,7 +20,7 @@ from typing import TextIO
 
 from labjobs import files, installation, layout
 from labjobs.commands import gpu
-from labjobs.commands.gpu import NOT, OK
+from labjobs.commands.gpu import NOT, OK, Line
 from labjobs.commands.inventory import Project
 from labjobs.errors import SettingsError, cause, few
 from labjobs.files import PROJECT
@@ -134,24 +134,21 @@ def _tell_from_container(container: str, folder: Path, found: TextIO) -> None:
 
 def _tell(where: str, cluster: Cluster, names: list[str], found: TextIO) -> None:
     """Tell what jobs have and need there, each with what is wrong with it."""
+    for line in _lines(where, cluster, names):
+        print(line, file=found, flush=True)
+
+
+def _lines(where: str, cluster: Cluster, names: list[str]) -> Iterator[Line]:
     python = f"Python {platform.python_version()} in {sys.prefix}"
-    print(f"{OK}{where}: {python}, labjobs {installation.version()}", file=found)
-    for what, problem in _needed(cluster, names):
-        print(f"{NOT}{what}: {problem}" if problem else f"{OK}{what}", file=found, flush=True)
-
-
-def _needed(cluster: Cluster, names: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield what jobs need, each with what is wrong with it, which is empty if nothing is."""
+    yield Line(where, f"{python}, labjobs {installation.version()}")
     import_module("torch")  # whose memory each job needs
     if cluster.gpus:
-        for line in gpu.found():
-            what = f"{line.name}: {line.found}"
-            yield (what, "") if line.works else (line.name, line.found)
+        yield from gpu.found()
     problem = stored_jobs.known(mlflow_client.experiment_name()).problem
-    yield f"store: {mlflow_client.shown()}", problem
+    yield Line("store", ": ".join(filter(None, [mlflow_client.shown(), problem])), not problem)
     data = PROJECT / expanded(cluster.node_data or cluster.data or "data")
     missing = few(sorted({*names} - {*_names(data)}), 3)
-    yield f"data: {data}", missing and f"{missing} missing"
+    yield Line("data", f"{data}: {missing} missing" if missing else str(data), not missing)
 
 
 if __name__ == "__main__":
