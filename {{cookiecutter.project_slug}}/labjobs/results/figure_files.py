@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from labjobs.results.style import Venue
-
 GREEK = {letter: unicodedata.name(letter).split()[-1].lower() for letter in "αβγδεζηθκμνξπρστφχψω"}
 SIGNS = {"±": "pm", "×": "times", "≥": "geq", "≤": "leq", "→": "to", "∞": "infty"}
 MARKS = {"↑": "uparrow", "↓": "downarrow", "†": "dagger", "λ": "lambda"}
@@ -60,30 +58,19 @@ UNESCAPED = " !\"#$'*+,/:;=?@[]^`{|}"
 """The characters besides letters and digits that metadata of every format has as they are."""
 
 
-class Misprint(Exception):
-    """A figure would not print correctly. Each line of its text is one problem."""
-
-
 def save(
     fig: "Figure",
     stem: Path,
     caption: str,
     about: dict[str, Any],
-    venue: "Venue",
-    checked: bool = True,
     kinds: Sequence[str] = ("pdf", "png"),
 ) -> list[str]:
     """Write a figure in some formats, with its caption and provenance, to a path without suffix;
     return a line for each image: its path, and its printed width and height.
 
-    The same figure gives the same bytes; a file is whole or absent. Raises Misprint, and writes
-    nothing, if the figure is `checked` and would not print correctly; OSError if the folder cannot
-    be written.
+    The same figure gives the same bytes; a file is whole or absent. Raises OSError if the folder
+    cannot be written.
     """
-    from labjobs.results import print_check  # NumPy, which `jobs.py` does not wait for
-
-    if checked and (problems := print_check.check(fig, venue)):
-        raise Misprint("\n".join(problems))
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
     for path in paths:

@@ -29,6 +29,7 @@ from labjobs.results import (
     page,
     paper,
     paper_tables,
+    print_check,
     searches,
     style,
     table_files,
@@ -45,6 +46,8 @@ Drawing = Callable[[pd.DataFrame], tuple[Any, str]]
 
 Tabulating = Callable[[pd.DataFrame], tuple[Table, str]]
 """From a table of jobs to a table for a paper and its caption."""
+
+Lines = Callable[[], list[str]]
 
 
 def main(
@@ -163,19 +166,17 @@ class _Pages:
         except NoResults as error:
             self._left_out.setdefault(str(error), []).append(stem)
 
-    def write(self, stem: Path, kinds: Iterable[str], save: Callable[[], Iterable[str]]) -> bool:
+    def write(self, stem: Path, kinds: Iterable[str], check: Lines, save: Lines) -> bool:
         """Save a figure or a table as files of some kinds, and print what is said of them; return
         whether it prints correctly. If not, nothing is written, and it is said why."""
-        try:
-            print(*save(), sep="\n")
-        except figure_files.Misprint as error:
-            lines = [*str(error).splitlines(), "not written; --unchecked writes it anyway"]
-            print("\n".join(f"{stem.name}: {line}" for line in lines), file=sys.stderr)
-            self._right.append(False)
+        if problems := [] if self.args.unchecked else check():
+            for line in (*problems, "not written; --unchecked writes it anyway"):
+                print(f"{stem.name}: {line}", file=sys.stderr)
         else:
+            print(*save(), sep="\n")
             self.files += [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
-            self._right.append(True)
-        return self._right[-1]
+        self._right.append(not problems)
+        return not problems
 
     def end(self) -> int:
         """Say what was left out, move what was not written this time away, and return the exit
@@ -253,21 +254,23 @@ def _draw(
             caption += _about(shown) + _differences(shown, found.mixed)
             if not (args.job and name in of_one):
                 caption += found.counts(alike, task)
-            what = figure, out / stem, caption, about, venue, not args.unchecked, formats
-            pages.write(out / stem, (*formats, "tex", "json"), partial(figure_files.save, *what))
+            check = partial(print_check.check, figure, venue)
+            save = partial(figure_files.save, figure, out / stem, caption, about, formats)
+            pages.write(out / stem, (*formats, "tex", "json"), check, save)
 
 
 def _write(pages: _Pages, found: _Found, printed: Mapping[str, Tabulating]) -> None:
     """Write the tables, and the files that have all jobs and all cells."""
     args, jobs, written = pages.args, found.jobs, dict[str, Any]()
-    _, out = _folders(args)
+    (_, out), venue = _folders(args), style.named(args.venue)
     for name, make in printed.items():
         with pages.of(name):
             table, caption = make(jobs)
             caption += _about(jobs) + _differences(jobs, found.mixed) + found.counts()
             about = _provenance(jobs) | {"table": name, "venue": args.venue}
-            what = table, out / name, caption, about, style.named(args.venue), not args.unchecked
-            if pages.write(out / name, table_files.KINDS, partial(table_files.save, *what)):
+            check = partial(table_files.problems, table, venue)
+            save = partial(table_files.save, table, out / name, caption, about, venue)
+            if pages.write(out / name, table_files.KINDS, check, save):
                 written[name] = table
     whole = {
         table_files.RESULTS: table_files.macros(written),

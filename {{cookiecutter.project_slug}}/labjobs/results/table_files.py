@@ -15,7 +15,7 @@ import pandas as pd
 
 from labjobs import files
 from labjobs.results import text
-from labjobs.results.figure_files import Misprint, latex, plain
+from labjobs.results.figure_files import latex, plain
 from labjobs.results.paper_tables import Cell, Table
 from labjobs.results.style import Venue
 
@@ -33,19 +33,8 @@ LAST_LATIN = 0x24F
 """The last character that LaTeX's usual fonts have, besides those that `latex` writes."""
 
 
-def save(
-    table: Table,
-    stem: Path,
-    caption: str,
-    about: dict[str, Any],
-    venue: Venue,
-    checked: bool = True,
-) -> list[str]:
-    """Write a table's files, to a path without suffix; return a line with its width. Raises
-    Misprint, and writes nothing, if it is `checked` and would not print correctly."""
-    width = _points(table, venue) / 72
-    if checked and (problems := _problems(table, width, venue)):
-        raise Misprint("\n".join(problems))
+def save(table: Table, stem: Path, caption: str, about: dict[str, Any], venue: Venue) -> list[str]:
+    """Write a table's files, to a path without suffix; return a line with its width."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     label = f"\\caption{{{latex(caption)}}}\n\\label{{tab:{stem.name}}}"
     texts = {"tex": _tabular(table), "caption.tex": f"{HEAD}\n{label}\n"}
@@ -54,7 +43,7 @@ def save(
     for kind, content in texts.items():
         files.write_text(stem.with_name(f"{stem.name}.{kind}"), content)
     files.write_json(stem.with_name(f"{stem.name}.json"), about)
-    return [f"{stem}.tex  {width:.1f} in wide"]
+    return [f"{stem}.tex  {_width(table, venue):.1f} in wide"]
 
 
 def as_csv(rows: pd.DataFrame) -> str:
@@ -156,20 +145,21 @@ def _markdown_cell(cell: Cell) -> str:
 # Whether a table prints correctly.
 
 
-def _points(table: Table, venue: Venue) -> float:
-    """How wide it is, in the venue's font and the size of its text; `_problems` names characters
-    that this font lacks."""
+def _width(table: Table, venue: Venue) -> float:
+    """How wide it is in inches, in the venue's font and the size of its text; `problems` names
+    characters that this font lacks."""
     rows = _rows(table)
     columns = [[table.corner, *rows]]
     for column, cells in zip(table.columns, zip(*rows.values(), strict=True), strict=True):
         columns.append([column.title, *(_markdown_cell(c).replace("**", "") for c in cells)])
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         widths = [max(text.width(each, venue.text) for each in column) for column in columns]
-    return sum(widths) + SPACE * (len(widths) - 1)
+    return (sum(widths) + SPACE * (len(widths) - 1)) / 72
 
 
-def _problems(table: Table, width: float, venue: Venue) -> list[str]:
-    found = []
+def problems(table: Table, venue: Venue) -> list[str]:
+    """Return what would not print correctly, each problem in one line; empty if there is none."""
+    found, width = list[str](), _width(table, venue)
     if width > venue.full:
         cure = "show fewer metrics, one task (--task), or shorter LABELS"
         found.append(f"{width:.1f} in wide, and the page has {venue.full:g}; {cure}")
