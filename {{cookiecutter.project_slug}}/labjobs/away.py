@@ -31,7 +31,6 @@ ARRIVING = "arriving"  # a folder for a checkpoint that is ahead of the journal 
 
 IN_PLACE = (layout.JOURNAL, layout.OUTPUT)  # files that grow, and that processes here have open
 STAY = (layout.COURIER_LOCK, layout.SENT, layout.WANDB_SENT, layout.BEFORE, ARRIVING)
-SHARED = (layout.CODES, layout.DATA_LISTS, layout.SPLITS, layout.INSTALLED)  # by jobs
 
 
 def run(folder: JobFolder[Any], words: list[str], place: str) -> int:
@@ -106,7 +105,7 @@ class Away(Attempt):
         folder = self.folder
         inputs = attempts.inputs_of(folder.settings, folder.runs_root)
         needed = [path for each in inputs for path in attempts.with_ancestors(each)]
-        needed += [folder.root / layout.DRAWN, *(folder.runs_root / name for name in SHARED)]
+        needed += [folder.root / layout.DRAWN, *(folder.runs_root / name for name in layout.SHARED)]
         paths = [p.relative_to(folder.runs_root) for p in needed if p.exists()]
         below = [f"{folder.runs_root}/./{path}" for path in paths]
         how = ("--relative", "--ignore-existing", "--exclude=*.tar.gz", "--exclude=lock")
@@ -135,7 +134,7 @@ class Away(Attempt):
         folder = self.folder
         here, there = f"{folder.path}/", f"{self._runs}/{self._there}/"
         only, copy = "--exclude=*", self._session.copy
-        shared = [f"--include=/{name}/***" for name in SHARED]
+        shared = [f"--include=/{name}/***" for name in layout.SHARED]
         left_out = (*STAY, *IN_PLACE, layout.LOCK, *layout.CHECKPOINTS)
         others = [*(f"--exclude=/{name}" for name in left_out), f"--filter=H /{layout.OUTCOME}"]
         (folder.path / ARRIVING).mkdir(exist_ok=True)

@@ -34,6 +34,7 @@ DATA_LISTS = ".data"
 SPLITS = ".splits"
 CODES = ".code"  # whole copies, and the definitions that jobs depend on
 INSTALLED = ".installed"
+SHARED = (DATA_LISTS, SPLITS, CODES, INSTALLED)
 
 # In the project's folder
 ACCEPTED = "accepted.jsonl"

@@ -238,12 +238,9 @@ IN_ATTEMPT = re.compile(
 )
 """The name of a file of an attempt."""
 
-SHARED = (layout.CODES, layout.DATA_LISTS, layout.SPLITS, layout.INSTALLED)
-"""The folders of files that jobs share."""
-
 KNOWN = re.compile(
     rf"{IN_ATTEMPT.pattern}|{RUNS}/[0-9a-f]{{12}}/{layout.DRAWN}"
-    rf"|{RUNS}/(?:{'|'.join(map(re.escape, SHARED))})/\w[\w.-]*"
+    rf"|{RUNS}/(?:{'|'.join(map(re.escape, layout.SHARED))})/\w[\w.-]*"
 )
 """The names of files that are taken."""
 

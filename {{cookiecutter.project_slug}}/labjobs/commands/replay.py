@@ -300,13 +300,7 @@ def run(
 
 # Where results first differ: in the curves, the weights or the outputs for each test example.
 
-OTHER_EACH_TIME = (
-    ELAPSED,
-    "data_wait_fraction",
-    "mfu",
-    "find_",
-    *costs.NAMES,
-)
+OTHER_EACH_TIME = (ELAPSED, "data_wait_fraction", "mfu", "find_", *costs.NAMES)
 """Beginnings of the names of metrics that measure time or the machine."""
 
 SPEED = "_per_second"  # endings of the names of speeds

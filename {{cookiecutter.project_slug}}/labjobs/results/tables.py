@@ -38,9 +38,6 @@ is none. No setting can have a name with a space."""
 COSTS = ("gpu_hours", "cpu_hours")
 """The metrics that jobs without results have too."""
 
-OWN = ("job_id", "run_id", "ended", "diverged")
-"""The columns of a table of jobs besides their settings, metrics and tags."""
-
 
 def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) -> pd.DataFrame:
     """Return one row per job of a script, such as `run` for run.py, by job id: its settings, last
@@ -73,7 +70,8 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
         tags, metrics = job["tags"], job["metrics"]
         if job["diverged"]:
             metrics = {name: metrics[name] for name in COSTS if name in metrics}
-        own = {key: value for key, value in job.items() if key in OWN}
+        columns = ("job_id", "run_id", "ended", "diverged")
+        own = {key: value for key, value in job.items() if key in columns}
         own |= {"hardware": tags.get("device", "unknown"), DECLARED: tags.get("metrics", "{}")}
         own[SEARCH] = _draw(tags)
         rows.append(tags | metrics | own)
