@@ -27,7 +27,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from uuid import uuid4
 from zipfile import ZipFile
 
 from labjobs import exit_status, layout, locks
@@ -74,17 +73,15 @@ def publish(project: Project, given: argparse.Namespace) -> None:
     if out.exists():
         raise SettingsError(f"{out} already exists; name a new folder")
     every = [*map(_attempt, replay.named(project, given.what).values())]
-    part = out.with_name(f"{out.name}.{uuid4().hex}.part")
+    out.parent.mkdir(parents=True, exist_ok=True)
     Interruption().listen()
-    try:
+    with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
+        part = Path(temporary) / out.name
         published = _write(part, every, given)
         files = sorted(path for path in part.rglob("*") if path.is_file())
         traces = {str(f.relative_to(part)): found for f in files if (found := _traces(f))}
-        part.rename(out)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 1e6
+        size = sum(file.stat().st_size for file in files) / 1e6
+        part.rename(out)  # the whole folder, or nothing
     count = f"{counted(len(every), 'job')}, {counted(len(published), 'file')}"
     print(f"{shown(out)}: {count}, {size:.1f} MB")
     for name, found in traces.items():

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from labjobs.errors import SettingsError, require_known
+from labjobs.errors import SettingsError, few, require_known
 from labjobs.results.style import number, signed
 from labjobs.settings import Metric, from_plain
 
@@ -131,11 +131,10 @@ def declared(jobs: pd.DataFrame) -> dict[str, Metric]:
             better.setdefault(name, {}).setdefault(metric.better, []).extend(alike["job_id"])
     for name, directions in better.items():
         if len(directions) > 1:
-            few = min(directions.values(), key=len)
             raise NoResults(
                 f"lower {name} is better in {len(directions['lower'])} of the jobs, higher in "
                 f"{len(directions['higher'])}; run those declared wrongly again with --force, or "
-                f"delete them ({', '.join(few[:3])}{', …' if len(few) > 3 else ''})"
+                f"delete them ({few(min(directions.values(), key=len), 3)})"
             )
     return metrics
 

@@ -18,7 +18,7 @@ import pandas as pd
 
 from labjobs import exit_status
 from labjobs.cli.parser import Parser, unknown_flag
-from labjobs.errors import SettingsError, require_known
+from labjobs.errors import SettingsError, few, require_known
 from labjobs.files import PROJECT, write_json, write_text
 from labjobs.job.identity import DEFAULT
 from labjobs.job.terminal import counted, leave, prepare_streams
@@ -182,8 +182,7 @@ class _Pages:
         """Say what was left out, move what was not written this time away, and return the exit
         status."""
         for why, stems in self._left_out.items():
-            more = f" and {len(stems) - 2 * MOST} more" if len(stems) > 2 * MOST else ""
-            print(f"left out {', '.join(stems[: 2 * MOST])}{more}: {why}", file=sys.stderr)
+            print(f"left out {few(stems, 2 * MOST)}: {why}", file=sys.stderr)
         kinds_of_files = figure_files.KINDS, table_files.KINDS
         both = zip(self._names, kinds_of_files, _folders(self.args), strict=True)
         for names, kinds, out in both:
@@ -467,8 +466,8 @@ def _on_code(jobs: pd.DataFrame, mixed: list[str]) -> str:
         return " The job is from different code or data."
     alike = groups.groups(jobs, groups.varied(jobs))
     names = [name for name, own in alike.items() if own["job_id"].isin(mixed).all() and name]
-    few = 0 < len(names) <= min(MOST, len(alike) - 1)
-    which = f": all of {'; '.join(names)}" if few else ""
+    short = 0 < len(names) <= min(MOST, len(alike) - 1)
+    which = f": all of {'; '.join(names)}" if short else ""
     are = "is" if other.sum() == 1 else "are"
     return f" {other.sum()} of the {len(jobs)} jobs {are} from different code or data{which}."
 
