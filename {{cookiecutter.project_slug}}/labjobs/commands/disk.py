@@ -170,7 +170,8 @@ def _clutter(project: Project) -> Iterator[Useless]:
             yield Useless(project.runs_root / job.id, "measured for find", own, job)
         else:
             for attempt in own:
-                yield from _outdated(job, attempt)
+                with suppress(FileNotFoundError):  # somebody else was first
+                    yield from _outdated(job, attempt)
     cache = PROJECT / layout.CACHE
     if cache.is_dir() and not cache.is_symlink() and not busy:
         yield Useless(cache, "compiled code, made again when it is needed")
