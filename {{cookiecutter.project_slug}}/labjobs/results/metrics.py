@@ -131,10 +131,11 @@ def declared(jobs: pd.DataFrame) -> dict[str, Metric]:
             better.setdefault(name, {}).setdefault(metric.better, []).extend(alike["job_id"])
     for name, directions in better.items():
         if len(directions) > 1:
+            fewest = min(directions.values(), key=len)
             raise NoResults(
                 f"lower {name} is better in {len(directions['lower'])} of the jobs, higher in "
                 f"{len(directions['higher'])}; run those declared wrongly again with --force, or "
-                f"delete them ({few(min(directions.values(), key=len), 3)})"
+                f"delete them ({few(fewest, 3)})"
             )
     return metrics
 
