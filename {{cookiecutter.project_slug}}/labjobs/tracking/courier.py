@@ -19,7 +19,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 from weakref import finalize
 
 from labjobs import exit_status, fork_server, layout, locks
@@ -32,9 +31,7 @@ from labjobs.tracking import copies, costs, mlflow_client
 from labjobs.tracking.costs import Meter
 from labjobs.tracking.mlflow_client import prepare, reason
 from labjobs.tracking.mlflow_store import AT_THE_END, Line, Run
-
-if TYPE_CHECKING:
-    from labjobs.tracking.stored_jobs import Known
+from labjobs.tracking.stored_jobs import Known
 
 # The job's side: it starts the process, gives it its work and receives the outcome.
 
@@ -305,7 +302,7 @@ def delivered(folder: Path) -> bool:
 # `python jobs.py sync`: send the results of jobs on this disk that are missing there.
 
 
-def sync(runs_root: Path, known: "Known | None" = None) -> int:
+def sync(runs_root: Path, known: Known | None = None) -> int:
     """Send the missing results of every job that is not running; return the exit status. If it is
     `known` what the store has, it is compared with the journals, whatever was sent before: it may
     be another store by now, a backup, or someone has changed it."""

@@ -20,6 +20,7 @@ from labjobs import layout
 from labjobs.errors import Elsewhere
 from labjobs.files import CODE, PROJECT, portable
 from labjobs.job import data_evidence, provenance
+from labjobs.job.folder import JobFolder
 from labjobs.job.identity import as_command, as_words, identity
 from labjobs.job.journal import record_of
 from labjobs.privacy import scrub
@@ -29,8 +30,6 @@ from labjobs.tracking.mlflow_client import client, prepare
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as StoredRun
-
-    from labjobs.job.folder import JobFolder
 
 Line = dict[str, Any]  # a line of the journal (labjobs/job/journal.py)
 
@@ -230,7 +229,7 @@ class Run:
 LONGEST = 1000  # characters of a line of the description; MLflow refuses tags of more than 8000
 
 
-def tags(folder: "JobFolder[Any]") -> dict[str, str]:
+def tags(folder: JobFolder[Any]) -> dict[str, str]:
     """Return the fields of a run's page as tags; unknown ones are left out."""
     version = provenance.version()
     inputs: dict[str, str] = record_of(folder.path, layout.SETTINGS).get("inputs", {})
@@ -250,7 +249,7 @@ def tags(folder: "JobFolder[Any]") -> dict[str, str]:
     return {name: text for name, text in found.items() if text}
 
 
-def _seed_group(folder: "JobFolder[Any]") -> str:
+def _seed_group(folder: JobFolder[Any]) -> str:
     """What all repeats of a job, as over seeds and folds, have in common, and no other jobs: its
     name without these, and digits of a hash over its settings and its code. Empty for a job without
     repeats."""
@@ -264,7 +263,7 @@ def _seed_group(folder: "JobFolder[Any]") -> str:
     return " ".join([*words, f"({hashlib.sha256(repeated.encode()).hexdigest()[:6]})"])
 
 
-def _note(folder: "JobFolder[Any]", inputs: Sequence[str]) -> str:
+def _note(folder: JobFolder[Any], inputs: Sequence[str]) -> str:
     """The description, in Markdown: the job's command, its inputs, its note and its folder."""
     derived = ", ".join(f"`{job}`" for job in inputs)
     lines = [

@@ -5,18 +5,16 @@ The file has the journal line by line, and like it only grows: its length says h
 
 import struct
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labjobs import files, layout
 from labjobs.files import PROJECT
-
-if TYPE_CHECKING:
-    from labjobs.tracking.copies import Copy
+from labjobs.tracking.copies import Copy
 
 SIZE = slice(16, 24)  # the width and height in a PNG file (w3.org/TR/png, IHDR)
 
 
-def write(copy: "Copy") -> None:
+def write(copy: Copy) -> None:
     """Bring the file of an attempt up to its journal. Raises OSError."""
     root, whole = PROJECT / layout.TENSORBOARD, _encoded(copy)
     folder = next(root.glob(f"* {copy.end}"), root / copy.title)
@@ -32,7 +30,7 @@ def write(copy: "Copy") -> None:
         files.write(file, lambda new: new.write(whole))
 
 
-def _encoded(copy: "Copy") -> bytes:
+def _encoded(copy: Copy) -> bytes:
     """The events as the file has them: always the same bytes for the same journal."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary

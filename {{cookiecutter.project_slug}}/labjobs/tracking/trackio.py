@@ -5,13 +5,12 @@ The key of a row has the number of its line in the journal, so no row is added t
 
 import shutil
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from labjobs.tracking.copies import Copy
+from labjobs.tracking.copies import Copy
 
 
-def write(copy: "Copy") -> None:
+def write(copy: Copy) -> None:
     """Send what an attempt has measured."""
     from trackio.sqlite_storage import SQLiteStorage
 
@@ -32,7 +31,7 @@ def write(copy: "Copy") -> None:
     )
 
 
-def _kept(copy: "Copy", row: dict[str, Any]) -> dict[str, Any]:
+def _kept(copy: Copy, row: dict[str, Any]) -> dict[str, Any]:
     """The images of a row as Trackio names them, each copied once to where it has its own."""
     from trackio.media.utils import get_project_media_path
     from trackio.utils import MEDIA_DIR

@@ -8,17 +8,15 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labjobs import layout
 from labjobs.files import PROJECT, write_record
 from labjobs.job.journal import record_of
-
-if TYPE_CHECKING:
-    from labjobs.tracking.copies import Copy
+from labjobs.tracking.copies import Copy
 
 
-def write(copy: "Copy") -> None:
+def write(copy: Copy) -> None:
     """Make a folder of what has come since the last one."""
     place = Path(os.environ.get("WANDB_DIR") or PROJECT) / layout.WANDB
     part = place / f".{copy.journal}"
@@ -37,7 +35,7 @@ def write(copy: "Copy") -> None:
         shutil.rmtree(part)
 
 
-def _made(copy: "Copy", rows: Sequence[dict[str, Any]], part: Path) -> Path:
+def _made(copy: Copy, rows: Sequence[dict[str, Any]], part: Path) -> Path:
     """The folder, below a hidden one that `wandb sync` does not see."""
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # to its makers
     import wandb
