@@ -48,6 +48,7 @@ Tabulating = Callable[[pd.DataFrame], tuple[Table, str]]
 """From a table of jobs to a table for a paper and its caption."""
 
 Lines = Callable[[], list[str]]
+"""Problems of a figure or a table, or what is said of its files."""
 
 
 def main(
