@@ -89,10 +89,14 @@ def publish(project: Project, given: argparse.Namespace) -> None:
 
 
 def _write(part: Path, every: Iterable[Path], given: argparse.Namespace) -> list[str]:
-    """Write the folder; return the names of the files in runs/."""
+    """Write the folder, with the attempts that others are derived from; return the names of the
+    files in runs/. Raises JobError."""
     runs = part / RUNS
     runs.mkdir(parents=True)
-    for attempt in _with_inputs(every):
+    for path in dict.fromkeys(path for each in every for path in attempts.with_ancestors(each)):
+        attempt = Recorded(path)
+        if attempts.status_of(path) != "finished" or not attempt.about:
+            raise JobError(f"{attempt.name} cannot be published: records are missing or damaged")
         _write_attempt(attempt, runs, given.weights, given.logs)
     drawn = [file for word in given.what for file in _write_figure(Path(word), part)]
     if (PROJECT / "vendor").is_dir():
@@ -116,15 +120,6 @@ def _attempt(job: inventory.Job) -> Path:
         return replay.finished(job).path
     except JobError as error:
         raise JobError(f"job {job.id} cannot be published: {error}") from None
-
-
-def _with_inputs(every: Iterable[Path]) -> Iterator[Recorded]:
-    """Attempts, and those that they are derived from, each once. Raises JobError."""
-    for path in dict.fromkeys(path for each in every for path in attempts.with_ancestors(each)):
-        attempt = Recorded(path)
-        if attempts.status_of(path) != "finished" or not attempt.about:
-            raise JobError(f"{attempt.name} cannot be published: records are missing or damaged")
-        yield attempt
 
 
 def _write_attempt(attempt: Recorded, runs: Path, weights: bool, logs: bool) -> None:
