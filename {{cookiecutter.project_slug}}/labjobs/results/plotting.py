@@ -209,7 +209,11 @@ def _tried(
     if args.job and args.job not in set(every.loc[~every["diverged"], "job_id"]):
         raise SettingsError(f"--job {args.job}: no finished job has this id")
     if args.task:
-        only = {**only, **_of_task(args.task, every)}
+        tasks = {
+            str(each): name for name in groups.with_role(every, "task") for each in every[name]
+        }
+        require_known([args.task], tasks, "--task {}: no job has this task")
+        only = {**only, tasks[args.task]: args.task}
     jobs = wanted = tables.only(every, only)
     if not args.any_code:
         jobs = _without_earlier_trials(jobs)
@@ -219,13 +223,6 @@ def _tried(
     others = [earlier, tables.unfinished(args.experiment, script, only)]
     jobs.attrs[tables.UNFINISHED] = [row for some in others for row in some.to_dict("records")]
     return _Found(every, jobs, _other_code(jobs, args.any_code))
-
-
-def _of_task(task: str, jobs: pd.DataFrame) -> dict[str, str]:
-    """The setting that has a task of this name."""
-    known = {str(each): name for name in groups.with_role(jobs, "task") for each in jobs[name]}
-    require_known([task], known, "--task {}: no job has this task")
-    return {known[task]: task}
 
 
 def _draw(
