@@ -101,7 +101,8 @@ import sys
 import warnings
 
 import torch
-from labjobs.sources import is_engines, is_students, place
+from labjobs.files import ENGINE
+from labjobs.sources import is_students, place, resolved
 
 SYNCHRONIZES = "called a synchronizing CUDA operation"
 
@@ -112,7 +113,7 @@ def warned(message, *about, **more):
         file = frame.f_code.co_filename
         if is_students(file):
             print("waits at", place(file, frame.f_lineno), file=sys.stderr)
-        if is_students(file) or is_engines(file):
+        if is_students(file) or resolved(file).is_relative_to(ENGINE):
             return
         frame = frame.f_back
 

@@ -31,17 +31,11 @@ def place(file: str, line: int) -> Place:
 
 
 @cache
-def is_engines(file: str) -> bool:
-    """Return whether a file belongs to the engine."""
-    return resolved(file).is_relative_to(ENGINE)
-
-
-@cache
 def is_students(file: str) -> bool:
     """Return whether a file is the student's: in the project, not the engine's, not installed."""
     path = resolved(file)
     inside = path.is_relative_to(CODE) and path.is_file()
-    return inside and not is_engines(file) and "site-packages" not in path.parts
+    return inside and not path.is_relative_to(ENGINE) and "site-packages" not in path.parts
 
 
 @cache
