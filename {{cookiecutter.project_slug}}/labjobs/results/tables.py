@@ -337,7 +337,7 @@ def of_examples(
     """Return the output of the test examples (N, jobs) that jobs have kept under a name, and which
     examples these are: their indices, and their true values or else the digest of the data. None
     unless all jobs have kept one number for each of the same examples."""
-    rows = jobs.reindex(columns=KEPT).fillna("").astype(str).itertuples(index=False, name=None)
+    rows = jobs.reindex(columns=KEPT).map(str).itertuples(index=False, name=None)
     return _of_examples(tuple(rows), name)
 
 
