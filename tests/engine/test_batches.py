@@ -38,8 +38,8 @@ def make(count=22, batch_size=4, seed=0, loader="resident", dataset=EXAMPLES, wo
 
 
 def epoch(batches, number=1, done=0):
-    """The batches of an epoch, without their sizes."""
-    return [batch for batch, _ in batches.from_position(number, done)]
+    """The batches of an epoch."""
+    return [*batches.epoch(number, done)]
 
 
 def order(batches, number=1, done=0):
@@ -64,7 +64,7 @@ def test_loaders_give_the_same_batches_in_the_same_order(dataset, seed):
 def test_an_epoch_can_begin_at_any_batch(loader, done):
     batches = make(loader=loader, dataset=ONE_BY_ONE, workers=1)
     whole = order(batches, 3)
-    rest = list(batches.from_position(3, done))
+    rest = list(islice(batches.endless(3, done, loaders.Place()), 6 - done))
     assert [label for (_, labels), _ in rest for label in labels.tolist()] == whole[4 * done :]
     assert [size for _, size in rest] == [4, 4, 4, 4, 4, 2][done:]
     batches.close()
@@ -99,7 +99,7 @@ class Nested(Dataset):
 def test_a_batch_is_any_nesting_of_any_number_formats(loader):
     batches = loaders.make(Nested(), CPU, 4, loader, 1, seed=0)
     seen = []
-    for batch, size in batches.from_position(0, 0):
+    for batch, size in zip(batches.epoch(0, 0), batches.order.sizes(0), strict=True):
         index = batch["whole"]
         assert (index.shape, index.dtype) == ((size,), torch.int64)
         assert torch.equal(batch["half"], index / 2) and batch["half"].dtype == torch.float32
@@ -126,7 +126,7 @@ class InTuple(Nested):
 @pytest.mark.parametrize("loader", LOADERS)
 def test_a_tuple_keeps_the_parts_that_are_no_tensors(loader):
     batches = loaders.make(InTuple(), CPU, 4, loader, 1, seed=0)
-    for (inputs, labels), _ in batches.from_position(0, 0):
+    for inputs, labels in batches.epoch(0, 0):
         assert torch.equal(inputs["whole"], -labels)
     batches.close()
 
@@ -182,7 +182,7 @@ def test_an_iteration_that_is_broken_off_leaves_nothing_behind(loader):
     batches = make(loader=loader, dataset=ONE_BY_ONE, workers=1)
     whole = order(batches, 2)
     for _ in range(3):
-        list(islice(batches.from_position(1, 0), 2))
+        list(islice(batches.epoch(1, 0), 2))
         assert order(batches, 2) == whole
     batches.close()
 

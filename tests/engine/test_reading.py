@@ -53,7 +53,7 @@ def make(dataset, loader="workers", workers=1):
 
 
 def order(batches, epoch=0):
-    return [n for (_, labels), _ in batches.from_position(epoch, 0) for n in labels.tolist()]
+    return [n for _, labels in batches.epoch(epoch, 0) for n in labels.tolist()]
 
 
 def test_processes_read_on_into_the_next_epoch():
@@ -80,11 +80,11 @@ def test_all_batches_of_a_dataset_share_one_copy_while_they_are_in_use():
 @pytest.mark.parametrize("number", terminal.SIGNALS)
 def test_processes_leave_signals_to_the_job(number):
     batches = make(Examples())
-    begun = batches.from_position(0, 0)
-    first, _ = next(begun)
+    begun = batches.epoch(0, 0)
+    first = next(begun)
     (process,) = active_children()
     os.kill(process.pid, number)
-    rest = [labels for (_, labels), _ in begun]
+    rest = [labels for _, labels in begun]
     assert torch.cat([first[1], *rest]).tolist() == order(make(Examples(), "resident"))
     batches.close()
 

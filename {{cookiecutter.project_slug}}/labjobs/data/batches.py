@@ -62,11 +62,6 @@ class Batches:
         self.watch: Callable[[], AbstractContextManager[object]] = nullcontext
         """Makes a context for each pass of an evaluation."""
 
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """Batches in an epoch; None for a stream."""
-        return None if self.order is None else len(self.order)
-
     def __len__(self) -> int:
         if self.order is None:
             raise TypeError("the batches of a stream have no length")
@@ -85,15 +80,10 @@ class Batches:
     def endless(self, epoch: int, batch: int, place: "Place") -> Iterator[tuple[Any, int]]:
         """Yield batches without end, with the number of examples in each, starting at a batch of an
         epoch, or at a place in a stream, which is updated."""
+        assert self.order  # a stream has an `endless` of its own
         for number in count(epoch):
-            yield from self.from_position(number, batch)
+            yield from zip(self.epoch(number, batch), self.order.sizes(number)[batch:], strict=True)
             batch = 0
-
-    def from_position(self, epoch: int, batch: int) -> Iterator[tuple[Any, int]]:
-        """Yield the batches of an epoch, starting at one of them, with the number of examples in
-        each."""
-        assert self.order
-        return zip(self.epoch(epoch, batch), self.order.sizes(epoch)[batch:], strict=True)
 
     def close(self) -> None:
         """End the reading processes; no thread may still iterate."""

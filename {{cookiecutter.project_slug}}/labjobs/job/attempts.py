@@ -22,8 +22,11 @@ DIGITS = 8  # digits of a fingerprint in the name of an attempt's folder
 GOES_ON = "goes_on"  # in outcome.json: whether a longer job could continue from last.pt
 BEGUN = (layout.JOURNAL, layout.LAST)  # an attempt that has begun has one of these files
 
-STAY = (layout.LOCK, layout.COURIER_LOCK, layout.OUTPUT, layout.LOG, layout.BEFORE)
-"""What stays where it is as an attempt starts over, with the notes of what has been read."""
+STAY = (
+    *(layout.LOCK, layout.COURIER_LOCK, layout.OUTPUT, layout.LOG, layout.BEFORE),
+    layout.DATA_FILES,  # the notes of what has been read
+)
+"""What stays where it is as an attempt starts over."""
 
 
 def name(digest: str) -> str:
@@ -90,7 +93,7 @@ def put_aside(attempt: Path) -> None:
     """Move the files of an attempt that starts over into a folder of their own; remove them if that
     is there, since it has not finished since it last started over."""
     aside = attempt / layout.BEFORE
-    left = [p for p in attempt.iterdir() if p.name not in STAY and not data_evidence.are_in(p)]
+    left = [path for path in attempt.iterdir() if not any(map(path.match, STAY))]
     if aside.exists():
         for path in left:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -52,8 +52,8 @@ class Accepted:
 def accepted(folder: Path = CODE) -> Sequence[Accepted]:
     """Return what is accepted; SettingsError if its file cannot be read."""
     try:
-        lines = {*(folder / layout.ACCEPTED).read_text("utf-8").splitlines()}
-        return sorted((Accepted(**json.loads(line)) for line in lines), key=_codes)
+        lines = sorted({*(folder / layout.ACCEPTED).read_text("utf-8").splitlines()})
+        return [Accepted(**json.loads(line)) for line in lines]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -64,14 +64,9 @@ def accepted(folder: Path = CODE) -> Sequence[Accepted]:
 
 def accept(further: Iterable[Accepted], folder: Path = CODE) -> None:
     """Write down further changes as accepted."""
-    every = sorted([*accepted(folder), *further], key=_codes)
-    lines = (f"{json.dumps(asdict(each))}\n" for each in every)
-    write_text(folder / layout.ACCEPTED, "".join(lines))
+    lines = {f"{json.dumps(asdict(each))}\n" for each in (*accepted(folder), *further)}
+    write_text(folder / layout.ACCEPTED, "".join(sorted(lines)))
     accepted.cache_clear()
-
-
-def _codes(change: Accepted) -> tuple[str, str]:
-    return change.old, change.new
 
 
 def same(digest: str, folder: Path = CODE) -> set[str]:

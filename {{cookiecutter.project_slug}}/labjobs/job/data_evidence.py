@@ -544,11 +544,6 @@ def of_process(number: int) -> str:
     return f"data.{number}.jsonl" if number else layout.DATA
 
 
-def are_in(file: Path) -> bool:
-    """Return whether a file is called as these files are."""
-    return fnmatch(file.name, layout.DATA_FILES)
-
-
 def _noted_in(attempt: Path) -> tuple[dict[str, Entry], dict[str, str]]:
     """What all processes of an attempt have read and written (MADE, WRITTEN), by name."""
     entries, written = dict[str, Entry](), dict[str, str]()

@@ -177,7 +177,7 @@ class JobFolder(Generic[S]):
     def discard(self) -> None:
         """Remove the folders again if they are empty."""
         lock = self.path / layout.LOCK
-        if [file for file in self.path.iterdir() if not data_evidence.are_in(file)] == [lock]:
+        if [file for file in self.path.iterdir() if not file.match(layout.DATA_FILES)] == [lock]:
             lock.unlink()
             data_evidence.forget(self.path)
             self.path.rmdir()

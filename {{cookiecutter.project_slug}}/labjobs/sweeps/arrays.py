@@ -31,12 +31,7 @@ from labjobs.sweeps.starter import PAUSE, Running, Starter
 
 
 def submit(
-    folder: Path,
-    left: Sequence[Entry],
-    queued: Mapping[str, str],
-    since: int,
-    cluster: Cluster,
-    forecast: Forecast,
+    folder: Path, left: Sequence[Entry], queued: Mapping[str, str], since: int, cluster: Cluster
 ) -> str:
     """Submit the jobs of a sweep to a cluster, each behind its inputs; returns lines that say so.
     Raises SettingsError.
@@ -49,6 +44,7 @@ def submit(
             raise SettingsError(f"{system.title} cannot wait for job {job}, queued by {said}")
     if any(map(was_given, folder.parent.iterdir())):
         system.tasks()  # without an answer, it could have these jobs already
+    forecast = Forecast(left, 0, cluster.gpus > 0, max(1, cluster.gpus))
     given, cluster = cluster, sized(cluster, left, forecast)
     asked = _asked(given, cluster)
     arrays = [*_arrays_to_make(left, queued, system.largest_array())]

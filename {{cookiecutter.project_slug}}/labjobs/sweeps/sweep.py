@@ -349,8 +349,7 @@ def _submit(
     """Hand the jobs that are left to a cluster; returns the exit status."""
     terminal.handle_signals(signal.SIG_IGN)  # or it could get jobs whose folder is removed
     try:
-        forecast = Forecast(left, 0, cluster.gpus > 0, max(1, cluster.gpus))
-        lines = arrays.submit(folder, left, view.queued, since, cluster, forecast)
+        lines = arrays.submit(folder, left, view.queued, since, cluster)
     except SettingsError as error:
         failed = exit_status.FAILED if arrays.was_given(folder) else exit_status.WRONG
         return leave(failed, f"run.sh: {error}")

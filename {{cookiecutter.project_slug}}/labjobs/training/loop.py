@@ -296,7 +296,7 @@ class Job(Generic[S]):
             "job.background": self._background,
             "job.shapes": self._shapes,
         }
-        if any(batches.steps_per_epoch is None for batches in self._all_batches):
+        if any(batches.order is None for batches in self._all_batches):
             parts["job.stream"] = self._place
         _say_formats(models)
         self._parts = training
