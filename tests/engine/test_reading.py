@@ -1,6 +1,7 @@
 """Datasets that are read one example at a time: by processes, or once onto the device."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import active_children
 
 import pytest
@@ -105,3 +106,13 @@ def test_processes_that_are_stuck_are_ended_too(monkeypatch):
     next(begun)
     batches.close()
     assert not active_children()
+
+
+def test_processes_that_a_pools_thread_has_started_end_well():
+    """Those of an evaluation in the background are forks of such a thread."""
+    batches = make(Examples())
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(list, batches).result()
+    (process,) = active_children()
+    batches.close()
+    assert process.exitcode == 0

@@ -12,10 +12,9 @@ import os
 import pickle
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from concurrent.futures import Future
+from concurrent.futures.thread import _threads_queues
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
@@ -33,7 +32,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from labjobs.data import trees
 from labjobs.data.order import Collate, Order, Sampler, examples_at, tensors, underlying
-from labjobs.devices import SideStream, free_memory, in_thread, runs_ahead
+from labjobs.devices import SideStream, free_memory, runs_ahead
 from labjobs.distributed.ranks import ALONE, Rank
 from labjobs.errors import JobError, SettingsError, first_line
 from labjobs.job import data_evidence, terminal
@@ -253,20 +252,11 @@ class Processes:
         self.at: Any = None  # where in its data the next read is; None if not known
 
     def begin(self, keys: Iterable[Any]) -> None:
-        """Read these keys from now on.
-
-        Processes are started in the main thread or in a new one. In a forked process the thread
-        that forked is the main one. When the process ends, concurrent.futures waits for the threads
-        of its pools; if the main thread is one of them, that is an error, and torch says in the job
-        that a process failed.
-        """
+        """Read these keys from now on."""
         self._keys.all = keys
-        if threading.current_thread() is threading.main_thread():
-            self._read = self._restarted()
-        else:
-            started: Future[Iterator[Read]] = Future()
-            threading.Thread(target=_keep_result, args=(started, self._restarted)).start()
-            self._read = started.result()
+        if self._loader is None:
+            self._loader = self._new()
+        self._read = iter(self._loader)
 
     def next(self) -> Read:
         """Return what was read for the next key, with the batch on the device; a GPU copies it
@@ -293,12 +283,6 @@ class Processes:
                 process.join(1)
         self._loader, self._read, self.at = None, iter(()), None
 
-    def _restarted(self) -> Iterator[Read]:
-        in_thread(self._device)
-        if self._loader is None:
-            self._loader = self._new()
-        return iter(self._loader)
-
 
 class _Keys:
     """The sampler of a DataLoader whose keys change."""
@@ -309,19 +293,15 @@ class _Keys:
         return iter(self.all)
 
 
-def _keep_result(future: Future[Iterator[Read]], function: Callable[[], Iterator[Read]]) -> None:
-    try:
-        future.set_result(function())
-    except BaseException as error:
-        future.set_exception(error)
-
-
 def _begin_to_read(job: tuple[Path, Places] | None, _worker: int) -> None:
     """Record what is read, for the job, and ignore signals. Ctrl-C and Slurm's signals reach all
     processes of the job, but the job needs this one until the end of a step."""
     data_evidence.join(job)
     terminal.handle_signals(signal.SIG_IGN)
     Queue._on_queue_feeder_error = _unsent  # type: ignore[attr-defined]
+    # If a pool's thread has forked this process, it is the main one here, and cannot wait for
+    # itself, as Python would have it at the end.
+    _threads_queues.clear()  # type: ignore[attr-defined]
 
 
 def _unsent(queue: "Queue[Any]", error: BaseException, sent: tuple[Any, ...]) -> None:

@@ -41,14 +41,7 @@ from labjobs.job.terminal import Interrupted, Paused, log
 from labjobs.settings import Span
 from labjobs.training import checkpoints, compilation, outputs, probes
 from labjobs.training.checkpoints import TrainingState
-from labjobs.training.compilation import (
-    Background,
-    GraphedStep,
-    Prepared,
-    Step,
-    UsualShapes,
-    rounded_rates,
-)
+from labjobs.training.compilation import Background, GraphedStep, Prepared, UsualShapes
 from labjobs.training.init_from import Beginning, Factor, Trained
 from labjobs.training.meters import TrainMeter, check_ranges, numbers
 from labjobs.training.optim import Count, SharedGradients, parts_of
@@ -315,7 +308,7 @@ class Job(Generic[S]):
             _warn_of_batch_norm(models, several.rank.size)
             self._agree()
 
-    def graphed(self, step: Step) -> Step:
+    def graphed(self, step: compilation.Step) -> compilation.Step:
         """Return a function of a batch that takes an optimizer step, recorded as one CUDA graph, as
         --graph says: for small networks, whose operations the GPU ends sooner than the host can
         tell it the next. Call it after `resume`, and set learning rates before each step.
@@ -328,7 +321,7 @@ class Job(Generic[S]):
         if self.runtime.graph == "off" or self.device.type != "cuda" or self._several:
             if self.runtime.graph == "on":
                 raise SettingsError("--graph on: needs a CUDA GPU and a job of one process")
-            return rounded_rates(step, self._parts)
+            return compilation.rounded_rates(step, self._parts)
         if self._compiled_graphs:
             raise SettingsError(
                 f"--compile {self.runtime.compile}: records CUDA graphs of its own; use on, or "
