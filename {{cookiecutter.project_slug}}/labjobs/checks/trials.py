@@ -9,7 +9,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -62,20 +62,17 @@ RUNTIME = {
 """The runtime flags of a trial that differ from the command's flags."""
 
 
+@dataclass
 class Trials:
     """The trials of a job, each run in a folder of its own below `root` when it is needed."""
 
-    def __init__(
-        self,
-        job: JobFolder[Any],
-        main: Main,
-        check: Check,
-        root: Path,
-        smaller: bool,
-    ) -> None:
-        self.job = job
-        self._main, self._check = main, check
-        self._temporary, self._smaller = root / str(smaller), smaller
+    job: JobFolder[Any]
+    main: Main
+    check: Check
+    root: Path
+    smaller: bool
+
+    def __post_init__(self) -> None:
         import_module("torch._dynamo")  # as an optimizer would: once, not in each process
 
     @cached_property
@@ -110,7 +107,7 @@ class Trials:
 
     def _trial(self, name: str, kind: type[ShortJob], stops: Sequence[Moment] = ()) -> Outcome:
         folder = self._folder_of(name)
-        job = kind(folder, stops, self._smaller)
+        job = kind(folder, stops, self.smaller)
         job.outcome.failure = self._run(folder, job)
         if not job.outcome.failure:
             job.outcome.facts |= measured(folder.path, folder.metrics)
@@ -118,7 +115,7 @@ class Trials:
 
     def _folder_of(self, name: str) -> JobFolder[Any]:
         """Make the folder of a trial, and write what the process prints into it."""
-        root, mine = self._temporary / name, self.job
+        root, mine = self.root / str(self.smaller) / name, self.job
         runtime = replace(mine.runtime, runs_root=root, **RUNTIME)  # type: ignore[arg-type]
         folder = JobFolder(mine.settings, runtime, mine.metrics, mine.script)
         folder.make()
@@ -131,10 +128,10 @@ class Trials:
     def _run(self, folder: JobFolder[Any], job: ShortJob) -> Failure | None:
         """Do a job as an attempt does; returns why it failed, if it did."""
         try:
-            self._check(job)
+            self.check(job)
             folder.open()
             job.start()
-            job.finish(self._main(job))
+            job.finish(self.main(job))
             folder.journal.flush()
         except Stopped:
             job.stop(save=True)

@@ -79,10 +79,14 @@ def _not_fused(optimizer: Optimizer) -> None:
             group["fused"] = False
 
 
-def part_of(whole: Tensor, divided: Any) -> Tensor:
-    """Return a tensor divided like another one of its shape; each process takes its own part."""
-    mesh, placements = divided.device_mesh, divided.placements
-    return distribute_tensor(whole.to(divided.device), mesh, placements, src_data_rank=None)
+def _part_of(value: Any, like: Any) -> Any:
+    """Return a whole tensor divided like another one of its shape, of which each process takes its
+    own part; anything else as it is."""
+    whole = isinstance(value, Tensor) and not is_divided(value)
+    if not (whole and is_divided(like) and value.shape == like.shape):
+        return value
+    mesh, placements = like.device_mesh, like.placements
+    return distribute_tensor(value.to(like.device), mesh, placements, src_data_rank=None)
 
 
 def _divide(model: nn.Module, mesh: DeviceMesh, blocks: Blocks) -> None:
@@ -122,8 +126,8 @@ def _divided_weights(
 ) -> None:
     """Divide the weights in a state that is to be loaded."""
     for name, mine in model.state_dict(prefix=prefix).items():
-        if _can_be_divided(state.get(name), mine):
-            state[name] = part_of(state[name], mine)
+        if name in state:
+            state[name] = _part_of(state[name], mine)
 
 
 def _divided_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
@@ -133,15 +137,7 @@ def _divided_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> dict[str,
     of = dict(zip(saved, weights, strict=False))  # torch says what does not fit
     return state | {
         "state": {
-            number: {
-                name: part_of(value, of[number]) if _can_be_divided(value, of[number]) else value
-                for name, value in values.items()
-            }
+            number: {name: _part_of(value, of[number]) for name, value in values.items()}
             for number, values in state["state"].items()
         }
     }
-
-
-def _can_be_divided(value: Any, like: Any) -> bool:
-    whole = isinstance(value, Tensor) and not is_divided(value)
-    return whole and is_divided(like) and value.shape == like.shape

@@ -8,11 +8,13 @@ docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler.html.
 import logging
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -199,27 +201,23 @@ class UsualShapes:
     slices of their own."""
 
     def __init__(self, processes: Processes) -> None:
-        self._processes = processes
-        self._prepared: list[Shapes] = []
-        self._before: list[Shapes] = []
+        self._processes, self._numbers = processes, count()
+        self._known = defaultdict[int, Shapes](dict)  # by the number of the function
 
     def of_next(self) -> Shapes:
         """Return those of the function that is prepared next."""
-        self._prepared.append(dict(next(iter(self._before[len(self._prepared) :]), {})))
-        return self._prepared[-1]
+        return self._known[next(self._numbers)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is known in each process."""
-        mine = [dict(shapes) for shapes in self._prepared]
-        return {"processes": self._processes.everyones(mine)}
+        return {"processes": self._processes.everyones([*self._known.values()])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, if there are as many processes as there were."""
         everyones, rank = state["processes"], self._processes.rank
         if len(everyones) == rank.size:
-            self._before = everyones[rank.number]
-            for shapes, before in zip(self._prepared, self._before, strict=False):
-                shapes.update(before)
+            for number, shapes in enumerate(everyones[rank.number]):
+                self._known[number].update(shapes)
 
 
 class Prepared:

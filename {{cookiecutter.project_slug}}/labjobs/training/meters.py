@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -124,6 +125,7 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
+@cache
 def check_name(name: str) -> None:
     """Raise JobError for a metric's name that a tracking store does not take."""
     if not is_name(name):
@@ -223,7 +225,6 @@ class TrainMeter:
         self._journal, self._declared, self._graphs = journal, declared, graphs
         self._processes = processes or Processes()
         self._every = 0  # not chosen yet
-        self._names: set[str] = set()
         self._numbers: dict[str, float] = {}
         self._of_step: list[tuple[str, Sum]] = []
         self._waiting: list[Step] = []
@@ -247,9 +248,7 @@ class TrainMeter:
         """Add measurements of this step, several times if need be; numbers are kept as they are."""
         made = measured.sums if isinstance(measured, Measured) else {}
         for name, value in measured.items():
-            if name not in self._names:
-                check_name(name)
-                self._names.add(name)
+            check_name(name)
             if isinstance(value, Tensor | tuple):  # all else is a number that the host knows
                 self.add_sums([(name, made.get(name) or sum_of(value))])
             elif self._in_graph:
