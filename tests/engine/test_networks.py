@@ -75,6 +75,15 @@ def test_recomputed_blocks_give_the_same_with_less_memory(model):
     assert all(map(torch.equal, plain.buffers(), other.buffers()))
 
 
+def test_recomputed_blocks_update_norms_of_several_processes_once():
+    """run.py puts them in the place of others; in one process they compute the same."""
+    both = (made(model="convnet"), made(model="convnet", recompute=True))
+    plain, other = map(nn.SyncBatchNorm.convert_sync_batchnorm, both)
+    for network in (plain.train(), other.train()):
+        loss(network).backward()
+    assert all(map(torch.equal, plain.buffers(), other.buffers()))
+
+
 @pytest.mark.parametrize(
     ("settings", "spec", "said"),
     [

@@ -299,8 +299,8 @@ def _begin_to_read(job: tuple[Path, Places] | None, _worker: int) -> None:
     data_evidence.join(job)
     terminal.handle_signals(signal.SIG_IGN)
     Queue._on_queue_feeder_error = _unsent  # type: ignore[attr-defined]
-    # If a pool's thread has forked this process, it is the main one here, and cannot wait for
-    # itself, as Python would have it at the end.
+    # If a pool's thread has forked this process, Python before 3.14 would have that wait for itself
+    # at the end: github.com/python/cpython/issues/88110.
     _threads_queues.clear()  # type: ignore[attr-defined]
 
 

@@ -69,30 +69,33 @@ class _Recomputed:
 
     def __init__(self, block: nn.Module) -> None:
         self._block = block
-        self._norms = [layer for layer in block.modules() if isinstance(layer, _BatchNorm)]
+        self._has_norms = any(isinstance(layer, _BatchNorm) for layer in block.modules())
 
     def __call__(self, *inputs: Any) -> Any:
         forward = partial(type(self._block).forward, self._block)
         if not torch.is_grad_enabled():
             return forward(*inputs)
-        if self._norms:
+        if self._has_norms:
             return self._with_norms(forward, *inputs)
         return checkpoint(forward, *inputs, use_reentrant=False)
 
     # Compiled, the second pass would update the statistics again.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _with_norms(self, forward: Callable[..., Any], *inputs: Any) -> Any:
-        contexts = lambda: (nullcontext(), _statistics_kept(self._norms))  # noqa: E731
+        contexts = lambda: (nullcontext(), _statistics_kept(self._block))  # noqa: E731
         return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts)
 
 
 @contextmanager
-def _statistics_kept(norms: list[_BatchNorm]) -> Iterator[None]:
+def _statistics_kept(block: nn.Module) -> Iterator[None]:
     """Leave the running statistics of batch norms as they are: the first pass has updated them."""
+    # Those of today: run.py may have put norms of several processes in the place of others.
+    norms = [layer for layer in block.modules() if isinstance(layer, _BatchNorm)]
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     try:
-        for norm in norms:
-            norm.momentum, norm.num_batches_tracked = 0.0, None
+        for norm, _, batches in before:
+            norm.momentum = 0.0
+            norm.num_batches_tracked = None if batches is None else batches.clone()
         yield
     finally:
         for norm, momentum, batches in before:
