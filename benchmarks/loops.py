@@ -130,12 +130,12 @@ class InTurn:
     def __getattr__(self, name: str) -> object:
         return getattr(self.batches, name)
 
-    def from_position(self, epoch: int, batch: int) -> Iterator[tuple[object, int]]:
+    def epoch(self, number: int, done: int) -> Iterator[object]:
         """The batches of an epoch, with those turns between them."""
         self.turns.begin()
-        for number, each in enumerate(self.batches.from_position(epoch, batch), start=1):
+        for taken, each in enumerate(self.batches.epoch(number, done), start=1):
             yield each
-            if number % TURN == 0:
+            if taken % TURN == 0:
                 self.turns.end(TURN)
                 self.turns.begin()
         self.turns.end_epoch()

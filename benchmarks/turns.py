@@ -43,11 +43,11 @@ class Turns:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.batches, name)
 
-    def from_position(self, epoch: int, batch: int) -> Iterator[Any]:
+    def epoch(self, number: int, done: int) -> Iterator[Any]:
         """Yield the batches of an epoch; between two of them the other loops may take a turn."""
         if not self._done:
             self._begun = time.perf_counter()
-        for each in self.batches.from_position(epoch, batch):
+        for each in self.batches.epoch(number, done):
             if self._done and self._done % self._steps == 0:
                 self._end()
             yield each
