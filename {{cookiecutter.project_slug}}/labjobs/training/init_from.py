@@ -190,6 +190,11 @@ class Beginning:
         if script != folder.script:
             raise SettingsError(f"{self._flag}: is a job of {script}.py")
         done = journal.record_of(attempt, layout.OUTCOME)
+        again = f"{as_command(before, script)} --force runs it again"
+        if "steps" not in done:  # as in jobs of version 1
+            raise SettingsError(
+                f"{self._flag}: that job did not record how long it trained; {again}"
+            )
         if reader := done.get(READER):
             raise SettingsError(
                 f"{self._flag}: that job read its own length in {reader}, outside of the schedule, "
@@ -199,7 +204,6 @@ class Beginning:
         if problem := extension_problem(folder.settings, before, factor, trained, fork=given.fork):
             raise SettingsError(f"{self._flag}: {problem}")
         if not (attempt / layout.LAST).exists():
-            again = f"{as_command(before, script)} --force runs it again"
             raise SettingsError(f"{self._flag}: the last.pt of that job is gone; {again}")
 
     def check_end(self) -> None:
