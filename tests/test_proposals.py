@@ -67,6 +67,30 @@ def test_generations_follow_from_results_and_are_written_down(swept, fresh):
     assert one_line(swept(3), 2) == f"run.sh: propose tuned: {edited}"
 
 
+DIVERGING = "--optimizer sgd --schedule constant --batch-size 512 --device cpu"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            [f"job --lr 1e30 --epochs 1 {DIVERGING}", "confirm 2"],
+            "confirm: no job before it has a result, since all have diverged",
+        ),
+        (
+            [f"breed lost 2 x 2 x 1e --lr 'log 1e29 1e30' -- {DIVERGING}"],
+            "breed lost: all 2 units of generation 1 have diverged; lower a range, under another "
+            "name",
+        ),
+    ],
+)
+def test_if_all_jobs_have_diverged_nothing_waits_for_them(fresh, lines, said):
+    write_lines(fresh.root, *lines)
+    done = fresh.do("bash", "run.sh")
+    assert done.returncode != 0 and done.stderr.splitlines()[-1] == f"run.sh: {said}"
+    assert "waits" not in done.stdout
+
+
 FAMILY = "breed family 4 x %d x 1e --lr 'log 1e-3 1e1' -- --schedule constant --optimizer sgd "
 FAMILY += "--batch-size 512 --device cpu"
 

@@ -94,9 +94,10 @@ def next_generation(words: list[str], ids: list[str]) -> dict[str, Any]:
 
 
 def _results(ids: Sequence[str]) -> "pd.DataFrame | None":
-    """The results of these jobs with the present code; None if no job has any."""
+    """The jobs among these that finished or diverged with the present code; None if none has."""
     try:
-        every = tables.jobs(experiment_name(), identity.read(identity.DEFAULT).settings)
+        kind = identity.read(identity.DEFAULT).settings
+        every = tables.jobs(experiment_name(), kind, diverged=True)
     except NoResults:
         return None
     own = every[every["job_id"].isin(ids) & ~every["stale"]]
@@ -112,7 +113,8 @@ def _scores(ids: Sequence[str], at_end: bool) -> dict[str, float]:
         return {}
     metric = chooser(own)
     column = metric.key if at_end else metric.result
-    values = -metric.sign * own[column].where(~own["diverged"], math.nan)
+    measured = own.get(column, own["ended"] * math.nan)  # nothing is, if all have diverged
+    values = -metric.sign * measured.where(~own["diverged"], math.nan)
     found = dict(zip(own["job_id"], map(float, values), strict=True))
     return {job: value if math.isfinite(value) else math.inf for job, value in found.items()}
 
@@ -346,8 +348,10 @@ def confirming(count: int, ids: list[str]) -> list[list[str]]:
     `count` fresh seeds each; an empty list while one has no results with the present code. Raises
     SettingsError if there are no seeds, NoResults if nothing can be chosen."""
     own = _results(ids)
-    if own is None or {*own["job_id"]} != {*ids} or own["diverged"].all():
+    if own is None or {*own["job_id"]} != {*ids}:
         return []
+    if own["diverged"].all():
+        raise SettingsError("confirm: no job before it has a result, since all have diverged")
     if groups.SEED not in own.attrs["settings"]:
         raise SettingsError("confirm: settings.py has no setting seed")
     return [job for alike in groups.tasks(own).values() for job in _of_task(count, alike)]

@@ -39,7 +39,9 @@ COSTS = ("gpu_hours", "cpu_hours")
 """The metrics that jobs without results have too."""
 
 
-def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) -> pd.DataFrame:
+def jobs(
+    experiment: str, kind: type[Any] | None = None, script: str = DEFAULT, diverged: bool = False
+) -> pd.DataFrame:
     """Return one row per job of a script, such as `run` for run.py, by job id: its settings, last
     metrics and tags, each a column.
 
@@ -54,7 +56,8 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     setting, a metric and a tag have the same name, the setting is kept (`lr`); the tag `hardware`
     is the device. The names of the settings are in `attrs["settings"]`, their roles in
     `attrs["roles"]`, those that do not count in all jobs in `attrs["nested"]`.
-    Raises NoResults if no job has finished, ConnectionError if the store cannot be read.
+    Raises NoResults if no job has finished (with `diverged`, if none has diverged either),
+    ConnectionError if the store cannot be read.
     """
     every = [job for job in stored_jobs.jobs(experiment) if runtime.TAG not in job["tags"]]
     if kind:
@@ -62,7 +65,7 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     of_script = [job for job in every if stored_jobs.script_of(job) == script]
     chosen = stored_jobs.chosen(of_script, kind)
     found = [job for job, _ in chosen]
-    if all(job["diverged"] for job in found):
+    if not found or (all(job["diverged"] for job in found) and not diverged):
         raise NoResults(_why_none(experiment, script, len(found)))
 
     rows = []
