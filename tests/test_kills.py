@@ -35,8 +35,12 @@ SURE = 10
 START_UP = 8.0
 """Seconds in which a job has surely begun to train, on a quiet machine."""
 
-TRACED = re.compile(r'^Traceback .*\n  File "(.*?)", line (?!0,)', re.M)
-"""The outermost file of each trace that was printed. At line 0, Python is still about to begin."""
+TRACED = re.compile(
+    r'^Traceback .*\n  File "(.*?)", line (?!0,|\d+, in <module>\n    from labjobs import launch)',
+    re.M,
+)
+"""The outermost file of each trace that was printed. At line 0, Python is about to begin; until
+labjobs is imported, it answers Ctrl-C itself."""
 
 SENDER = "resource_sharer.py"
 """Of Python itself: by it a loader's process gives batches to the job. It prints a trace if the job
