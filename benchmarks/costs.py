@@ -89,7 +89,7 @@ def sweep(project: Path, *flags: str, **env: str) -> str:
 QUIET = """
 import json, os, sys
 from pathlib import Path
-from labjobs.files import opened, read_record, write_record
+from labjobs.files import read_record, write_record
 from labjobs.job import journal
 
 for attempt in Path("runs").glob("*/*"):
@@ -102,7 +102,7 @@ for attempt in Path("runs").glob("*/*"):
     times = os.stat(attempt / "metrics.jsonl")
     lines = (attempt / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     for place, line in enumerate(lines):
-        found = opened(line, journal.SEAL, seed)
+        found = journal.decoded(line, seed)
         if "elapsed_seconds" in found.get("metrics", {}):
             found["metrics"]["elapsed_seconds"] *= ratio
             number = found.pop("line")

@@ -24,18 +24,18 @@ def test_a_line_is_json_that_says_its_number_and_ends_with_its_checksum() -> Non
     assert written.endswith(b'"}\n') and written.count(b"\n") == 1
     said = json.loads(written)
     assert [*said] == ["line", "step", "metrics", "crc"]
-    assert files.opened(written, journal.SEAL, SEED) == said
+    assert journal.decoded(written, SEED) == said
     assert said["line"] == 3 and said["metrics"] == {"lr": 0.1}
 
 
 def test_a_line_of_another_journal_or_with_another_byte_says_nothing() -> None:
     written = line(3, step=12)
-    assert files.opened(written, journal.SEAL, journal.seed_of("abd")) == {}
+    assert journal.decoded(written, journal.seed_of("abd")) == {}
     for place in range(len(written)):
         damaged = written[:place] + bytes([written[place] ^ 1]) + written[place + 1 :]
-        assert files.opened(damaged, journal.SEAL, SEED) == {}
+        assert journal.decoded(damaged, SEED) == {}
     for text in (b"", b"\n", written[:-1], written + b"\n", written * 2):
-        assert files.opened(text, journal.SEAL, SEED) == {}
+        assert journal.decoded(text, SEED) == {}
 
 
 def test_how_a_journal_starts() -> None:

@@ -64,11 +64,16 @@ def encoded(number: int, line: str, seed: int) -> bytes:
     return sealed(f'{{"line": {number}, {line[1:-1]}'.encode(), SEAL, seed)
 
 
+def decoded(line: bytes, seed: int) -> dict[str, Any]:
+    """Return the content of a line; empty if it is damaged or belongs to another journal."""
+    return opened(line, SEAL, seed)
+
+
 def start_in(line: bytes) -> dict[str, Any]:
     """Return the start of a journal, if the line is an undamaged first line."""
     try:
         start = json.loads(line)["start"]
-        return dict(start) if opened(line, SEAL, seed_of(start["journal"])) else {}
+        return dict(start) if decoded(line, seed_of(start["journal"])) else {}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
 
@@ -92,7 +97,7 @@ def last_of(attempt: Path, metric: str) -> dict[str, Any]:
     with suppress(OSError), (attempt / layout.JOURNAL).open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
         lines = [line for line in file if key in line]
-    return opened(lines[-1], SEAL, seed_of(id_of(attempt))) if lines else {}
+    return decoded(lines[-1], seed_of(id_of(attempt))) if lines else {}
 
 
 def lines_of(attempt: Path) -> list[dict[str, Any]]:
@@ -112,9 +117,9 @@ def tag_of(attempt: Path, name: str) -> str:
         start = start_in(file.readline())
         if start == record_of(attempt, layout.SETTINGS).get("journal", start):
             seed = seed_of(start.get("journal", ""))
-            tagged = (opened(line, SEAL, seed) for line in file if b'"tags"' in line)
-            for tags in (each.get("tags", {}) for each in tagged):
-                found = tags.get(name, found)
+            for line in file:
+                if b'"tags"' in line:
+                    found = decoded(line, seed).get("tags", {}).get(name, found)
     return found
 
 
@@ -144,7 +149,7 @@ class Reader:
             if not self.line:
                 self.start = start_in(line)
                 self._seed = seed_of(self.start.get("journal", ""))
-            lines.append(opened(line, SEAL, self._seed))
+            lines.append(decoded(line, self._seed))
             if not self.start or lines[-1].get("line") != self.line + 1:
                 raise Damaged(f"{layout.JOURNAL} is damaged at line {self.line + 1}; {WAY_OUT}")
             self.line += 1

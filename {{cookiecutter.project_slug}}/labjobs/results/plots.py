@@ -218,14 +218,14 @@ def ranking(
                 ax.plot(
                     found.results[: len(beside)], beside, look.marker, color=look.colour, **OPEN
                 )
-    name_rows(ax, rows, [len(samples.get(name, ())) for name in rows])
+    set_rows(ax, rows, [len(samples.get(name, ())) for name in rows])
     ax.grid(axis="y", linewidth=0.3)
     if not any(each.metric.log for each in samples.values()):
         ax.locator_params(axis="x", nbins=4)
 
 
-def name_rows(ax: Axes, names: Sequence[str], counts: Sequence[int] = ()) -> None:
-    """Name the rows of axes, the first one at the top."""
+def set_rows(ax: Axes, names: Sequence[str], counts: Sequence[int] = ()) -> None:
+    """Give axes rows with these names, the first one at the top."""
     text.name_rows(ax, names, counts)
     ax.set_ylim(len(names) - 0.4, -0.6)
 
@@ -271,7 +271,7 @@ def differences(ax: Axes, found: Mapping[str, Difference], metric: Measured) -> 
     for row, each in enumerate(found.values()):
         _mean(ax, row, each.estimate.interval, PLAIN, each.is_certain)
     ax.axvline(1 if metric.log else 0, color=GREY, linewidth=0.6, zorder=0)
-    name_rows(ax, list(found), [each.n for each in found.values()])
+    set_rows(ax, list(found), [each.n for each in found.values()])
     if not metric.log:
         ax.locator_params(axis="x", nbins=4)
 

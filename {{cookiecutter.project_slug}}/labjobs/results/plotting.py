@@ -464,8 +464,8 @@ def _on_code(jobs: pd.DataFrame, mixed: list[str]) -> str:
         return " The job is from different code or data."
     alike = groups.groups(jobs, groups.varied(jobs))
     names = [name for name, own in alike.items() if own["job_id"].isin(mixed).all() and name]
-    short = 0 < len(names) <= min(MOST, len(alike) - 1)
-    which = f": all of {'; '.join(names)}" if short else ""
+    can_be_named = 0 < len(names) <= min(MOST, len(alike) - 1)
+    which = f": all of {'; '.join(names)}" if can_be_named else ""
     are = "is" if other.sum() == 1 else "are"
     return f" {other.sum()} of the {len(jobs)} jobs {are} from different code or data{which}."
 

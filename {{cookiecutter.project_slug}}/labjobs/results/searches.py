@@ -28,7 +28,7 @@ from labjobs.job.terminal import counted
 from labjobs.results import figures, groups, intervals, samples, style, tables, text
 from labjobs.results.metrics import CURE, Measured, NoResults, chooser, shown
 from labjobs.results.paper_tables import COSTS, tried
-from labjobs.results.plots import OPEN, SINGLE, name_rows
+from labjobs.results.plots import OPEN, SINGLE, set_rows
 from labjobs.results.style import COLOURS, GREY, Look
 
 Drawn = tuple[Figure, str]
@@ -453,7 +453,7 @@ def importance(jobs: pd.DataFrame) -> Drawn:
             _cloud(ax, row, null)
             look: Any = SINGLE if p >= samples.LEVEL else {}
             ax.plot(value, row, "o", color=COLOURS[0], **look)
-        name_rows(ax, rows)
+        set_rows(ax, rows)
         ax.set_xlim(0, 1)
     chance = f" Not above chance: {', '.join(small)}." * bool(small)
     chance += f" Drawn in fewer than {ENOUGH} trials: {', '.join(rare)}." * bool(rare)

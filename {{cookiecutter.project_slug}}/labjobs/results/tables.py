@@ -38,6 +38,9 @@ is none. No setting can have a name with a space."""
 COSTS = ("gpu_hours", "cpu_hours")
 """The metrics that jobs without results have too."""
 
+OWN = ("job_id", "run_id", "ended", "diverged")
+"""The columns of a table of jobs besides their settings, metrics and tags."""
+
 
 def jobs(
     experiment: str, kind: type[Any] | None = None, script: str = DEFAULT, diverged: bool = False
@@ -73,8 +76,7 @@ def jobs(
         tags, metrics = job["tags"], job["metrics"]
         if job["diverged"]:
             metrics = {name: metrics[name] for name in COSTS if name in metrics}
-        columns = ("job_id", "run_id", "ended", "diverged")
-        own = {key: value for key, value in job.items() if key in columns}
+        own = {key: value for key, value in job.items() if key in OWN}
         own |= {"hardware": tags.get("device", "unknown"), DECLARED: tags.get("metrics", "{}")}
         own[SEARCH] = _draw(tags)
         rows.append(tags | metrics | own)

@@ -14,7 +14,6 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from labjobs import exit_status, files, fork_server, layout, machine
 from labjobs.cli.flags import option
@@ -80,30 +79,31 @@ class Starter:
         if self._processes > 1:
             server, folder = None, self._code
             command = ["-m", "labjobs.sweeps.gpus", str(self._processes), *command]
-        how: dict[str, Any] = {"env": {**self._env, **env}, "keep": [*self._keep, *keep]}
+        python = [sys.executable]
         if self._container:
-            how["python"] = containers.python(containers.digested(self._container), folder)
-        return _start(server, command, folder, (output, output), **how)
+            python = containers.python(containers.digested(self._container), folder)
+        env, keep = {**self._env, **env}, [*self._keep, *keep]
+        with open(os.devnull, "rb") as nothing:
+            streams = (nothing.fileno(), output, output)
+            return fork_server.start(
+                server, command, folder, streams, env=env, keep=keep, python=python
+            )
 
     def check(self, sweep: Path) -> int:
         """Check the jobs of a sweep, as `main` below does; returns its exit status. What it has
         imported, the server of the jobs imports too."""
         words = ("-m", "labjobs.sweeps.starter", str(sweep))
-        how: dict[str, Any] = {"env": self._env, "keep": self._keep}
         status = LOST
-        while status == LOST:  # and so is the server; the next try starts cold
-            status = _start(self._jobs, words, self._code, (1, 2), **how).wait()
+        with open(os.devnull, "rb") as nothing:
+            streams = (nothing.fileno(), 1, 2)
+            while status == LOST:  # and so is the server; the next try starts cold
+                check = fork_server.start(
+                    self._jobs, words, self._code, streams, env=self._env, keep=self._keep
+                )
+                status = check.wait()
         if self._jobs and not status:
             fork_server.teach(self._jobs, files.read_json(sweep / layout.CHECKED)["modules"])
         return status
-
-
-def _start(
-    server: Server | None, words: Sequence[str], folder: Path, out: tuple[int, int], **how: Any
-) -> Process:
-    """Start `python <words>`, with nothing to read."""
-    with open(os.devnull, "rb") as nothing:
-        return fork_server.start(server, words, folder, (nothing.fileno(), *out), **how)
 
 
 PAUSE = 0.05  # seconds between two checks of a job
