@@ -532,10 +532,9 @@ class Caption:
             part,
         )
 
-    def never(self, count: str, of: str) -> None:
-        metric = self.target()
-        reached = self.reached(metric)
-        assert (int(count), int(of)) == (int((~reached).sum()), len(reached)), (count, of)
+    def have_reached(self, count: str, of: str) -> None:
+        reached = self.reached(self.target())
+        assert (int(count), int(of)) == (int(reached.sum()), len(reached)), (count, of)
 
     def target(self) -> Metric:
         return self.chooser
@@ -717,7 +716,7 @@ SENTENCES: list[tuple[str, Test]] = [
         r"evaluation on (.+?)(, with its exact 95% binomial interval from the first on)?\.(?= \d)",
         _reached,
     ),
-    (r" (\d+) of (\d+) jobs never reached it\.", Caption.never),
+    (r" (\d+) of (\d+) jobs have reached it\.", Caption.have_reached),
     (
         r" Test intervals are over (.+?)\.(?= |$)",
         lambda c, said: c.intervals_over(

@@ -138,12 +138,12 @@ def time_to_target(jobs: "pd.DataFrame") -> "Drawn":
     ax.set_xlabel("training and evaluation (s)")
     figures.value_axis(ax.yaxis, f"fraction of jobs with {metric} {metric.goal}")
     figures.legend(fig)
-    never = shown.jobs["reached"].isna().sum()
+    reached = shown.jobs["reached"].notna().sum()
     interval = "" if shown.among else ", with its exact 95% binomial interval from the first on"
     return fig, (
         f"Fraction of jobs that have reached a {metric} of {metric.goal}, by the time of training "
         f"and evaluation on {hardware(jobs)}{interval}. "
-        f"{never} of {len(shown.jobs)} jobs never reached it.{shown.chosen}"
+        f"{reached} of {len(shown.jobs)} jobs have reached it.{shown.chosen}"
     )
 
 
