@@ -366,7 +366,7 @@ class Caption:
         if not self.among_many and max(counts) >= 3:
             wanted += f", 95% t interval{' of the logarithm' * metric.log}"
             wanted += {
-                "fold": " over folds, as if they were independent",
+                "fold": " over folds, corrected for the examples that they share",
                 "split_seed": " over splits, corrected for the examples that they share",
             }.get((by or [""])[0], "")
             wanted += " (of three or more)" * (min(counts) < 3)

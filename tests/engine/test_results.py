@@ -220,11 +220,11 @@ def test_folds_of_a_cross_validation_are_repeats(store):
     jobs = tables.jobs("folds")
     assert groups.varied(jobs) == ["lr"]
     both = compare(jobs, 3)
-    independent = "95% t interval over folds, as if they were independent"
-    assert both.repeats == f"mean of 3 folds with 2 seeds each, {independent}"
+    corrected = "95% t interval over folds, corrected for the examples that they share"
+    assert both.repeats == f"mean of 3 folds with 2 seeds each, {corrected}"
     assert [len(each) for each in both.samples().values()] == [6, 6]
     of_one_seed = compare(tables.only(jobs, {"seed": 1}), 3)
-    assert of_one_seed.repeats == f"mean of 3 folds, {independent}"
+    assert of_one_seed.repeats == f"mean of 3 folds, {corrected}"
     of_one_fold = compare(tables.only(jobs, {"fold": 2}), 3)
     assert of_one_fold.repeats == "mean of 2 seeds"
     style.label_settings({})

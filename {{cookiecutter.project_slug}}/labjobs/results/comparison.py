@@ -125,11 +125,8 @@ class Comparison:
         if self.among or max(counts) < NEEDED:
             return self.means
         scale = " of the logarithm" if self.metric.log else ""
-        # Folds share most of their training examples: Bengio and Grandvalet 2004,
-        # jmlr.org/papers/v5/grandvalet04a.html.
-        which = " over folds, as if they were independent" if by else ""
-        if groups.SPLIT_SEED in by:
-            which = " over splits, corrected for the examples that they share"
+        splits = "splits" if groups.SPLIT_SEED in by else "folds"
+        which = f" over {splits}, corrected for the examples that they share" if by else ""
         few = " (of three or more)" if min(counts) < NEEDED else ""
         return f"{self.means}, 95% t interval{scale}{which}{few}"
 

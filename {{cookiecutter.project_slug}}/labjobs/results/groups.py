@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from labjobs.job import data_evidence
 from labjobs.results import intervals
-from labjobs.results.intervals import Estimate
 from labjobs.results.metrics import CURE, Measured, NoResults, chooser
 from labjobs.results.style import names, setting
 from labjobs.settings import CONFIRMING, ROLES, Role
@@ -120,16 +119,6 @@ def overlap(jobs: pd.DataFrame) -> float:
         return 1 / max(1, int(jobs[FOLD].max()) - 1)
     held_out = float(jobs["val_fraction"].max()) if "val_fraction" in jobs else 1 / splits
     return held_out / (1 - held_out)
-
-
-def estimate(
-    values: ArrayLike, repeats: pd.DataFrame, log: bool = False, overlap: float = 0.0
-) -> Estimate:
-    """Return the mean of results (…, n) over splits, if there are several, each with the mean of
-    its repeats. `repeats` has n rows. Folds validate on different examples, so only random splits
-    are corrected for their `overlap`."""
-    random = SPLIT_SEED in repeats and combinations(repeats, [SPLIT_SEED]) > 1
-    return intervals.mean(split_means(values, repeats, log), log, overlap if random else 0.0)
 
 
 def varied(jobs: pd.DataFrame) -> list[str]:
@@ -261,7 +250,8 @@ def best(jobs: pd.DataFrame) -> str:
 def results(jobs: pd.DataFrame, metric: Measured) -> "pd.Series[float]":
     """Return the finite results of the jobs by seed, fold and whatever else is a repeat."""
     index = repeated(jobs) or [name for name in ["job_id"] if name in jobs]
-    return finite(jobs.set_index(index) if index else jobs, metric.result)
+    found = finite(jobs, metric.result)
+    return found.set_axis(jobs.loc[found.index, index].set_index(index).index) if index else found
 
 
 def finite(jobs: pd.DataFrame, key: str) -> "pd.Series[float]":

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, stats
+from scipy import special  # scipy.stats takes half a second longer to import
 
 LEVEL = 0.95  # the confidence level: how often an interval should contain the true value
 
@@ -49,7 +49,7 @@ class Estimate(NamedTuple):
         that of a t distribution, the widths of several parts added as orthogonal. It is a little
         too wide, while Satterthwaite's degrees of freedom make it too narrow for three seeds
         (measured in docs/intervals.md)."""
-        widths = [stats.t.isf(tail, part.freedom) ** 2 * part.value for part in self.parts]
+        widths = [special.stdtrit(part.freedom, tail) ** 2 * part.value for part in self.parts]
         return np.sqrt(sum(widths))
 
     @property
@@ -74,7 +74,11 @@ class Estimate(NamedTuple):
             return 1.0
         if self.half(LEAST) < far:
             return 0.0
-        return float(2 * optimize.brentq(lambda tail: self.half(tail) - far, LEAST, 0.5 - LEAST))
+        low, high = LEAST, 0.5 - LEAST
+        for _ in range(40):  # to 1e-12
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.half(middle) > far else (low, middle)
+        return low + high
 
 
 LEAST = 1e-12  # the smallest probability that is told from 0
@@ -124,7 +128,7 @@ def fraction(found: Estimate, n: int) -> Interval:
     Methodology 24, 193. Without variance, at 0 and 1, it is the exact interval of n examples."""
     p, alike, half = float(found.mean), float(n), float(found.half())
     if half > 0:
-        alike = p * (1 - p) * (stats.t.isf(TAIL, n - 1) / half) ** 2
+        alike = p * (1 - p) * (special.stdtrit(n - 1, TAIL) / half) ** 2
     low, high = fraction_ends(p * alike, alike)
     return Interval(p, float(low), float(high))
 
@@ -140,7 +144,7 @@ def of_counts(counts: ArrayLike, n: int) -> Interval:
 
 def fraction_ends(k: Any, n: float) -> tuple[Any, Any]:
     """Return the ends of the binomial interval of k out of n; neither has to be a whole number."""
-    low, high = stats.beta.ppf(TAIL, k, n - k + 1), stats.beta.ppf(1 - TAIL, k + 1, n - k)
+    low, high = special.betaincinv(k, n - k + 1, TAIL), special.betaincinv(k + 1, n - k, 1 - TAIL)
     return np.nan_to_num(low, nan=0.0), np.nan_to_num(high, nan=1.0)
 
 
@@ -161,9 +165,9 @@ def of_ranks(n: int) -> tuple[NDArray[np.int_], NDArray[Any], NDArray[Any]]:
     gaps = np.diff([0, *ranks, n + 1])
     steps = np.random.default_rng(0).gamma(gaps, size=(5 * DRAWS, len(gaps)))
     better = steps.cumsum(axis=1)[:, :-1] / steps.sum(axis=1, keepdims=True)
-    below = stats.beta.cdf(better, ranks, n + 1 - ranks)
+    below = special.betainc(ranks, n + 1 - ranks, better)
     tail = np.quantile(np.minimum(below, 1 - below).min(axis=1), 1 - LEVEL)
-    ends = (stats.beta.ppf(each, ranks, n + 1 - ranks) for each in (tail, 1 - tail))
+    ends = (special.betaincinv(ranks, n + 1 - ranks, each) for each in (tail, 1 - tail))
     return ranks, *ends
 
 
@@ -190,7 +194,7 @@ def over_tasks(
     freedom = sum(len(each) - 1 for each in results)
     for each in results:
         n, middle = len(each), each.mean()
-        wider = np.sqrt(n / (n - 1)) * stats.t.isf(TAIL, freedom) / stats.norm.isf(TAIL)
+        wider = np.sqrt(n / (n - 1)) * special.stdtrit(freedom, TAIL) / special.ndtri(TAIL)
         again.append(middle + (each[drawn.integers(0, n, (DRAWS, n))] - middle) * wider)
     ends = np.quantile(statistic(np.concatenate(again, axis=-1)), [TAIL, 1 - TAIL], axis=0)
     return Interval(statistic(np.concatenate(results)), *ends)
@@ -206,7 +210,7 @@ def ratio(tops: ArrayLike, bottoms: ArrayLike) -> Interval:
     n, top, bottom = len(above), above.mean(), below.mean()
     if n == 1:
         return Interval(top / bottom, np.nan, np.nan)
-    covariance = np.cov(above, below) * stats.t.ppf(1 - TAIL, n - 1) ** 2 / n
+    covariance = np.cov(above, below) * special.stdtrit(n - 1, TAIL) ** 2 / n
     a = bottom**2 - covariance[1, 1]
     b = top * bottom - covariance[0, 1]
     c = top**2 - covariance[0, 0]

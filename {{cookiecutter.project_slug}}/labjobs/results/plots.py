@@ -60,7 +60,8 @@ def bands(ax: Axes, curves: pd.DataFrame, label: str, metric: Measured, look: Lo
         raise NoResults(f"the jobs{whose} have values at different steps; {cure}")
     steps = places.mean(axis=1)
     of = curves.drop_duplicates("job_id").set_index("job_id").loc[table["value"].columns]
-    estimate = groups.estimate(values[whole], of, metric.log, groups.overlap(of))
+    splits = groups.split_means(values[whole], of, metric.log)
+    estimate = intervals.mean(splits, metric.log, groups.overlap(of))
     found, has_interval = estimate.interval, look.interval and estimate.is_shown
     low, high = np.clip(found[1:], *metric.within)
     lines = [np.column_stack(pair) for pair in zip(places.T, values.T, strict=True)]

@@ -39,8 +39,9 @@ class Sample:
     @cached_property
     def of_repeats(self) -> Estimate:
         """The mean over repeats alone."""
-        values, repeats = self.metric.checked(self.results), self.results.index.to_frame()
-        return groups.estimate(values, repeats, self.metric.log, self.overlap)
+        values, log = self.metric.checked(self.results), self.metric.log
+        each = groups.split_means(values, self.results.index.to_frame(), log)
+        return intervals.mean(each, log, self.overlap)
 
     @cached_property
     def of_examples(self) -> NDArray[Any] | None:

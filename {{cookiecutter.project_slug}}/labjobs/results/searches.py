@@ -20,7 +20,6 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
-from scipy import stats
 
 from labjobs.cli.flags import as_text, option
 from labjobs.cli.ranges import Range, parse
@@ -311,6 +310,8 @@ def _set_range(ax: Axes, name: str, of: Sequence[Range], known: Mapping[Any, int
 def edges(search: Search) -> str:
     """Say at which ends of ranges the best quarter lies: more of the outermost trials belong to it
     than by chance, at a level of 5 % for all ends together."""
+    from scipy.stats import hypergeom  # which takes long to import
+
     said = ""
     for name, its in search.ranges.items():
         places = search.places(name)
@@ -320,7 +321,7 @@ def edges(search: Search) -> str:
             continue
         is_best = np.isin(inside[np.argsort(places[inside], kind="stable")], search.best)
         for end, outermost in {its.low: is_best[:near], its.high: is_best[-near:]}.items():
-            chance = stats.hypergeom.sf(outermost.sum() - 1, len(inside), is_best.sum(), near)
+            chance = hypergeom.sf(outermost.sum() - 1, len(inside), is_best.sum(), near)
             if chance < 2 * intervals.TAIL / (2 * len(search.ranges)):
                 of = f" of {search.name}" if search.name else ""
                 said += f" The best quarter{of} touches the end of the range of "
@@ -478,7 +479,7 @@ def importances(search: Search) -> dict[str, tuple[float, Numbers, float]]:
     probability of one as large by chance, adjusted for all settings."""
     found, ranks = dict[str, tuple[float, Numbers]](), np.full(len(search.trials), np.nan)
     worse = np.nan_to_num(-search.metric.sign * search.results[search.order], nan=np.inf)
-    ranks[search.order] = stats.rankdata(worse)
+    ranks[search.order] = pd.Series(worse).rank()
     for name, its in search.ranges.items():
         places = search.places(name)
         inside = np.isfinite(places) & np.isfinite(ranks)

@@ -9,7 +9,7 @@ worst = tables.logged(jobs, "worst")
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from io import BytesIO
@@ -178,7 +178,7 @@ def curves(jobs: pd.DataFrame, key: str, along: str = "step") -> pd.DataFrame:
     optimizer step), `value`, and `at`, the place of the step on an axis of ALONG. If a step was
     logged twice, the last value counts. Raises NoResults where no job has the metric.
     """
-    found = _curves(jobs, key)
+    found = _points(jobs, key, ("job_id", *jobs.attrs["settings"]))
     require_known([along], ALONG, "plot.py: no curves along {}")
     if along == "examples":
         if "batch_size" not in found:
@@ -186,12 +186,12 @@ def curves(jobs: pd.DataFrame, key: str, along: str = "step") -> pd.DataFrame:
         return found.assign(at=found["step"] * found["batch_size"])
     if along == "step":
         return found.assign(at=found["step"])
-    places = _curves(jobs, {"epoch": "epoch", "seconds": "elapsed_seconds"}[along])
-    columns = {"value": "at"}
-    return found.merge(places[["job_id", "step", "value"]].rename(columns=columns))
+    places = _points(jobs, {"epoch": "epoch", "seconds": "elapsed_seconds"}[along])
+    return found.merge(places.rename(columns={"value": "at"}))
 
 
-def _curves(jobs: pd.DataFrame, key: str) -> pd.DataFrame:
+def _points(jobs: pd.DataFrame, key: str, columns: Iterable[str] = ("job_id",)) -> pd.DataFrame:
+    """The history of a metric in the finished jobs, and these columns of the jobs."""
     of_run = jobs[~jobs["diverged"]].set_index("run_id")
     found = stored_jobs.histories([*of_run.index], key)
     points = pd.DataFrame(found, columns=["run_id", "step", "value"])
@@ -199,7 +199,7 @@ def _curves(jobs: pd.DataFrame, key: str) -> pd.DataFrame:
     if points.empty:
         raise NoResults(f"no finished job has logged {key}")
     rows = of_run.index.get_indexer(pd.Index(points["run_id"]))
-    own = of_run[["job_id", *jobs.attrs["settings"]]].take(rows).reset_index(drop=True)
+    own = of_run[[*columns]].take(rows).reset_index(drop=True)
     return own.join(points[["step", "value"]])
 
 
@@ -210,8 +210,8 @@ def times_to(jobs: pd.DataFrame, metric: Measured) -> pd.DataFrame:
     not say when they first reached the target. Raises NoResults if none has reached it.
     """
     jobs = jobs[~continuing(jobs)]
-    seconds = curves(jobs, "elapsed_seconds").set_index(["job_id", "step"])["value"]
-    values = curves(jobs, metric.key).set_index(["job_id", "step"])["value"]
+    seconds = _points(jobs, "elapsed_seconds").set_index(["job_id", "step"])["value"]
+    values = _points(jobs, metric.key).set_index(["job_id", "step"])["value"]
     target = metric.declared.target
     assert target is not None
     there = metric.sign * values >= metric.sign * target
