@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from labjobs import exit_status, files, installation, layout, settings
 from labjobs.cli.flags import of as settings_flags
@@ -45,17 +45,17 @@ def run(folder: Path, words: list[str]) -> int:
     """Plan a sweep and run it, or do what the flags say instead; returns the exit status. Raises
     SettingsError before anything is started."""
     flags, cluster = read(words)
-    hosts = Hosts(flags.hosts or "")
-    lock = states.lock_snapshot(folder)
+    hosts, lock = Hosts(flags.hosts or ""), states.lock_snapshot(folder)
+    budget = Budget(3600 * (flags.budget or math.inf) / flags.gpus_per_job)
+    sweep = Sweep(folder, flags, cluster, hosts, lock, budget)
     grid.answer(folder)
     _leave_when_asked()
     only_shown, first = flags.list or flags.watch, cluster.flags if cluster else ()
     confirmed = set[int]()
     _, waiting = _grow(folder, first, confirmed, only_shown)
-    budget = Budget(3600 * (flags.budget or math.inf) / flags.gpus_per_job)
     try:
         while True:
-            while (status := _run(folder, flags, cluster, hosts, lock, budget)) is None:
+            while (status := sweep.run()) is None:
                 _leave_when_asked()
             grown = False
             if not (status or only_shown or cluster):
@@ -143,79 +143,161 @@ def _asked(folder: Path, what: str, **about: Any) -> Any:
     return json.loads(done.stdout.splitlines()[-1])  # settings.py may have printed something
 
 
-def _run(
-    folder: Path, flags: Flags, cluster: Cluster | None, hosts: Hosts, lock: int, budget: Budget
-) -> int | None:
-    """Run the jobs of the grid, or do what the flags say instead; return the exit status, or None
-    if a search goes on."""
-    first = cluster.flags if cluster else None
-    named = grid.entries(folder / "grid", first or ())
-    if not named:
-        raise SettingsError("the grid has no jobs")
-    _read_jobs(named)
-    entries = grid.needed(named)
-    per_job = flags.gpus_per_job
-    if flags.list or flags.watch:
+@dataclass
+class Sweep:
+    """A sweep with its flags, and what it holds until it ends: its hosts, the lock of its copy of
+    the code, and its budget of time."""
+
+    folder: Path
+    flags: Flags
+    cluster: Cluster | None
+    hosts: Hosts
+    lock: int
+    budget: Budget
+
+    def run(self) -> int | None:
+        """Run the jobs of the grid, or do what the flags say instead; return the exit status, or
+        None if a search goes on."""
+        named = grid.entries(self.folder / "grid", self.cluster.flags if self.cluster else ())
+        if not named:
+            raise SettingsError("the grid has no jobs")
+        _read_jobs(named)
+        entries = grid.needed(named)
+        if self.flags.list or self.flags.watch:
+            return self._show(entries)
+        states.clear_snapshots(self.folder)
+        here = self._here(entries) if self.hosts.here and not self.cluster else []
+        view = states.View()
+        view.warn()
+        left = self._left(entries, view)
+        _check_searches(entries)
+        if not left:
+            return self._end_at_once(entries)
+        away = self._prepare(left, entries)
+        starter = self._starter(min(len(left), len(here)))
+        if starter.check(self.folder):
+            return exit_status.WRONG
+        since = (self.folder / layout.CHECKED).stat().st_mtime_ns
+        grid.each(left, Entry.make)
+        if why := provenance.no_commit():
+            print(f"no commit is recorded: {why}", flush=True)
+        if problem := installation.problem(PROJECT):
+            print(problem, flush=True)
+        if self.cluster:
+            status = self._submit(self.cluster, left, view, since)
+            submitted = {*left}
+            return status or _name_left_out([entry for entry in entries if entry not in submitted])
+        places = self._places(here, away, starter)
+        if self.flags.budget:
+            left = self.budget.ordered(left, self._forecast(entries, [gpu for gpu, _ in places]))
+        status = _run_here(entries, Queue(left, len(named), places, self.flags, since, self.budget))
+        for line in self.budget.lines(entries):
+            leave(status, f"run.sh: --budget {self.flags.budget:g}: {line}")
+        return None if not status and len(grid.needed(named)) > len(entries) else status
+
+    def _show(self, entries: list[Entry]) -> int:
+        """Print what --list or --watch shows."""
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--list | head` prints no trace
-        of = _forecast(entries, flags, cluster) if flags.cost else None
-        states.watch(entries) if flags.watch else states.show(entries, flags.json, of)
+        if self.flags.watch:
+            states.watch(entries)
+        else:
+            here = [] if self.cluster or not self.flags.cost else self._here(entries)
+            of = self._forecast(entries, here) if self.flags.cost else None
+            states.show(entries, self.flags.json, of)
         return exit_status.DONE
-    states.clear_snapshots(folder)
-    threads = sorted({entry.job.runtime.threads for entry in entries}, key=str)
-    wanted = flags.per_gpu, per_job, threads
-    own = hosts.here and not cluster
-    here = gpus.places(hosts.gpus or flags.gpus, *wanted) if own else []
-    on_gpus = any(place.env for place in here)
-    view = states.View()
-    view.warn()
-    left = _left(entries, view, flags, cluster)
-    _check_searches(entries)
-    if not left and cluster:
+
+    def _forecast(self, entries: list[Entry], places: Sequence[Gpu | Slot]) -> Forecast:
+        """What the jobs take on a cluster, or else in these places."""
+        if cluster := self.cluster:
+            return Forecast(entries, cluster.at_most or 0, cluster.gpus > 0, max(1, cluster.gpus))
+        on_gpus = any(not place.device.endswith("cpu") for place in places)
+        return Forecast(entries, len(places), on_gpus, self.flags.gpus_per_job)
+
+    def _here(self, entries: list[Entry]) -> list[Gpu]:
+        """The places of this machine."""
+        return gpus.places(self.hosts.gpus or self.flags.gpus, *self._wanted(entries))
+
+    def _wanted(self, entries: list[Entry]) -> tuple[int | None, int, list[int | Literal["auto"]]]:
+        """What `gpus.places` is asked for, here and on hosts."""
+        threads = sorted({entry.job.runtime.threads for entry in entries}, key=str)
+        return self.flags.per_gpu, self.flags.gpus_per_job, threads
+
+    def _left(self, entries: list[Entry], view: states.View) -> list[Entry]:
+        """Find the state of each job (`repeated` if it is earlier in the grid too, `skipped`
+        because of --only); return the jobs that are left to run, inputs first."""
+        to_run = {*STARTED}
+        if not self.cluster:
+            to_run.add("running")  # wait for it; on a cluster, waiting would block a GPU
+        if view.known.problem:
+            to_run.remove("unsent")
+        if self.flags.redo_stale:
+            to_run.add("stale")
+        only, seen = self.flags.only, set[str]()
+        for entry in entries:
+            entry.state, entry.about = view.of(entry)
+            if entry.job.id in seen:
+                entry.state = "repeated"
+            elif only and entry.state in to_run - {only}:
+                entry.state = "skipped"
+            seen.add(entry.job.id)
+        left = {entry.job.id: entry for entry in entries if entry.state in to_run}
+        if left and not (only or self.cluster):  # those that are compared with them may train on
+            left |= {e.job.id: e for e in entries if e.bracket and e.state == "paused"}
+        settings = {job: entry.job.settings for job, entry in left.items()}
+        return [left[job] for job in attempts.inputs_first(settings)]
+
+    def _end_at_once(self, entries: list[Entry]) -> int:
+        """Say what the jobs are, none of which is left to run."""
+        if not self.cluster:
+            return _end(entries)
         _note_stopped(entries)
         count = Counter(entry.state for entry in entries)
         held = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
-        leave(exit_status.DONE, f"nothing submitted to {cluster.batch.title}: {held}")
+        leave(exit_status.DONE, f"nothing submitted to {self.cluster.batch.title}: {held}")
         return _name_left_out(entries)
-    if not left:
-        return _end(entries)
-    _check_left(left, entries, per_job)
-    if not (folder / "code").exists():
-        states.take_snapshot(folder / "code")
-    away = hosts.slots(folder, wanted)
-    if not all(place.host.shared for place in away):
-        grid.each(left, _refuse_another_folder)
-    numbers = [entry.number for entry in left]
-    files.write_json(folder / layout.LEFT, {"numbers": numbers, "flags": first})
-    starter = Starter(folder / "code", max(1, min(len(left), len(here))), [lock], per_job)
-    if starter.check(folder):
-        return exit_status.WRONG
-    since = (folder / layout.CHECKED).stat().st_mtime_ns
-    grid.each(left, Entry.make)
-    if why := provenance.no_commit():
-        print(f"no commit is recorded: {why}", flush=True)
-    if problem := installation.problem(PROJECT):
-        print(problem, flush=True)
-    if cluster:
+
+    def _prepare(self, left: list[Entry], entries: list[Entry]) -> list[Slot]:
+        """Check the jobs that are left, copy the code here and to the hosts, whose places are
+        returned, and write down what the check of the code reads."""
+        _check_left(left, entries, self.flags.gpus_per_job)
+        if not (self.folder / "code").exists():
+            states.take_snapshot(self.folder / "code")
+        away = self.hosts.slots(self.folder, self._wanted(entries))
+        if not all(slot.host.shared for slot in away):
+            grid.each(left, _refuse_another_folder)
+        flags = self.cluster.flags if self.cluster else None
+        numbers = [entry.number for entry in left]
+        files.write_json(self.folder / layout.LEFT, {"numbers": numbers, "flags": flags})
+        return away
+
+    def _starter(self, at_once: int) -> Starter:
+        """What starts jobs on this machine."""
+        return Starter(self.folder / "code", max(1, at_once), [self.lock], self.flags.gpus_per_job)
+
+    def _submit(self, cluster: Cluster, left: list[Entry], view: states.View, since: int) -> int:
+        """Hand the jobs that are left to a cluster; returns the exit status."""
         for entry in left:
             entry.set_rung()
-        status = _submit(folder, left, view, since, cluster)
-        submitted = {*left}
-        return status or _name_left_out([entry for entry in entries if entry not in submitted])
-    if not (on_gpus or flags.per_gpu or files.read_json(folder / layout.CHECKED)["on_cpu"]):
-        # The jobs take a GPU that nvidia-smi does not know, and all cores.
-        here = here[:1]
-        starter = Starter(folder / "code", 1, [lock], per_job)
-    # A job on a host is a process here, too, which waits for it.
-    places: list[tuple[Gpu | Slot, Starter]] = [(place, starter) for place in here]
-    distant = Starter(folder / "code", 1, [lock], warm=False)
-    places += [(place, distant) for place in away]
-    on_gpus = any(not place.device.endswith("cpu") for place, _ in places)
-    if flags.budget:
-        left = budget.ordered(left, Forecast(entries, len(places), on_gpus, per_job))
-    status = _run_here(entries, Queue(left, len(named), places, flags, since, budget))
-    for line in budget.lines(entries):
-        leave(status, f"run.sh: --budget {flags.budget:g}: {line}")
-    return None if not status and len(grid.needed(named)) > len(entries) else status
+        terminal.handle_signals(signal.SIG_IGN)  # or it could get jobs whose folder is removed
+        try:
+            lines = arrays.submit(self.folder, left, view.queued, since, cluster)
+        except SettingsError as error:
+            given = arrays.was_given(self.folder)
+            return leave(exit_status.FAILED if given else exit_status.WRONG, f"run.sh: {error}")
+        return leave(exit_status.DONE, lines)
+
+    def _places(
+        self, here: list[Gpu], away: list[Slot], starter: Starter
+    ) -> list[tuple[Gpu | Slot, Starter]]:
+        """The places where jobs run, each with what starts them there."""
+        on_gpus = any(place.env for place in here)
+        checked = files.read_json(self.folder / layout.CHECKED)
+        if not (on_gpus or self.flags.per_gpu or checked["on_cpu"]):
+            # The jobs take a GPU that nvidia-smi does not know, and all cores.
+            here, starter = here[:1], self._starter(1)
+        # A job on a host is a process here, too, which waits for it.
+        distant = Starter(self.folder / "code", 1, [self.lock], warm=False)
+        return [*((place, starter) for place in here), *((slot, distant) for slot in away)]
 
 
 def _run_here(entries: list[Entry], queue: "Queue") -> int:
@@ -240,15 +322,6 @@ def _check_searches(entries: list[Entry]) -> None:
 def _refuse_another_folder(entry: Entry) -> None:
     if entry.job.runs_root != Runtime().runs_root.resolve():
         raise SettingsError("--runs-root: not with --hosts whose disks are not shared")
-
-
-def _forecast(entries: list[Entry], flags: Flags, cluster: Cluster | None) -> Forecast:
-    """What the jobs take, on this machine or on a cluster."""
-    if cluster:
-        return Forecast(entries, cluster.at_most or 0, cluster.gpus > 0, max(1, cluster.gpus))
-    threads = {entry.job.runtime.threads for entry in entries}
-    places = gpus.places(flags.gpus, flags.per_gpu, flags.gpus_per_job, threads)
-    return Forecast(entries, len(places), any(each.env for each in places), flags.gpus_per_job)
 
 
 def _end(entries: list[Entry], status: int = 0) -> int:
@@ -304,33 +377,6 @@ def _join(entries: list[Entry]) -> None:
         entry.bracket = None if entry.job.id in kept else brackets.get(entry.job.id)
 
 
-def _left(
-    entries: list[Entry], view: states.View, flags: Flags, cluster: Cluster | None
-) -> list[Entry]:
-    """Find the state of each job (`repeated` if it is earlier in the grid too, `skipped` because of
-    --only); return the jobs that are left to run, inputs first."""
-    to_run = {*STARTED}
-    if not cluster:
-        to_run.add("running")  # wait for it; on a cluster, waiting would block a GPU
-    if view.known.problem:
-        to_run.remove("unsent")
-    if flags.redo_stale:
-        to_run.add("stale")
-    seen: set[str] = set()
-    for entry in entries:
-        entry.state, entry.about = view.of(entry)
-        if entry.job.id in seen:
-            entry.state = "repeated"
-        elif flags.only and entry.state in to_run - {flags.only}:
-            entry.state = "skipped"
-        seen.add(entry.job.id)
-    left = {entry.job.id: entry for entry in entries if entry.state in to_run}
-    if left and not (flags.only or cluster):  # those that are compared with them may train on
-        left |= {e.job.id: e for e in entries if e.bracket and e.state == "paused"}
-    settings = {job: entry.job.settings for job, entry in left.items()}
-    return [left[job] for job in attempts.inputs_first(settings)]
-
-
 def _check_left(left: list[Entry], entries: list[Entry], processes: int) -> None:
     """Look for the inputs of the jobs that are left, in the grid or finished before, and check that
     the number of processes suits them. Raises SettingsError."""
@@ -341,19 +387,6 @@ def _check_left(left: list[Entry], entries: list[Entry], processes: int) -> None
         ranks.check(entry.job.settings, entry.job.runtime, processes)
 
     grid.each(left, act)
-
-
-def _submit(
-    folder: Path, left: list[Entry], view: states.View, since: int, cluster: Cluster
-) -> int:
-    """Hand the jobs that are left to a cluster; returns the exit status."""
-    terminal.handle_signals(signal.SIG_IGN)  # or it could get jobs whose folder is removed
-    try:
-        lines = arrays.submit(folder, left, view.queued, since, cluster)
-    except SettingsError as error:
-        failed = exit_status.FAILED if arrays.was_given(folder) else exit_status.WRONG
-        return leave(failed, f"run.sh: {error}")
-    return leave(exit_status.DONE, lines)
 
 
 def _name_left_out(entries: list[Entry]) -> int:
