@@ -65,6 +65,30 @@ def test_points_come_some_steps_late_or_by_time(tmp_path, clock):
     assert training.points() == [(n, {"train_loss": n}) for n in range(1, training.step + 1)]
 
 
+def test_what_is_changed_in_place_is_logged_as_it_was(tmp_path, clock):
+    training, scale = Training(tmp_path), torch.nn.Parameter(torch.zeros(2))
+    for _ in range(3):
+        training.take(scale=scale.detach()[0], double=(2 * scale).sum(), both=(scale, 2))
+        with torch.no_grad():
+            scale += 1
+    with torch.inference_mode():
+        training.take(scale=scale.detach()[0])
+        scale += 1
+    training.meter.flush()
+    assert [each["train_scale"] for _, each in training.points()] == [0, 1, 2, 3]
+    wanted = [{"train_scale": n, "train_double": 4 * n, "train_both": n} for n in range(3)]
+    assert [each for _, each in training.points()][:3] == wanted
+
+
+def test_what_was_changed_unseen_is_refused(tmp_path, clock):
+    training, mean = Training(tmp_path), torch.zeros(())
+    training.take()
+    training.take(mean=mean)
+    mean += 1
+    with pytest.raises(JobError, match=r"mean was changed in place .*; log mean\.clone\(\)"):
+        training.meter.flush()
+
+
 def test_so_many_values_at_most_wait_on_the_device(tmp_path, clock):
     training = Training(tmp_path)
     large = {"loss": torch.ones(VALUES // 2)}

@@ -212,7 +212,7 @@ class TrainMeter:
     """
 
     due = skips = False
-    _in_graph = False
+    _begun = _in_graph = False
 
     def __init__(
         self,
@@ -250,13 +250,21 @@ class TrainMeter:
         for name, value in measured.items():
             check_name(name)
             if isinstance(value, Tensor | tuple):  # all else is a number that the host knows
-                self.add_sums([(name, made.get(name) or sum_of(value))])
+                self.add_sums([(name, self._own(made.get(name) or sum_of(value)))])
             elif self._in_graph:
                 raise JobError(
                     f"job.log: {name} is a number of the host; log it outside of the step"
                 )
             else:
                 self._numbers[name] = float(value)
+
+    def _own(self, measurement: Sum) -> Sum:
+        """A measurement, copied if it may be changed in place before it is summed, as a weight or a
+        buffer is: what has been changed before, and in the first step anything."""
+        parts = measurement.tensors
+        if self._begun and not any(part.is_inference() or part._version for part in parts):
+            return measurement
+        return measurement.filled(part.clone() for part in parts)
 
     def add_sums(self, sums: Iterable[NamedSum]) -> None:
         """Add measurements of this step as sums, by name."""
@@ -283,7 +291,7 @@ class TrainMeter:
         if self._graphs:
             sums = [(name, summed(each)) for name, each in sums]
         self._waiting.append(Step(step, now(), sums, dict(self._numbers)))
-        self._of_step = []
+        self._of_step, self._begun = [], True
         full = len(self._waiting) >= STEPS or self._values > VALUES
         if full or time.monotonic() - self._sent > INTERVAL:
             if self._processes.rank.size == 1:
@@ -414,8 +422,16 @@ class _Copies:
         return self._steps, map(in_order.__getitem__, range(len(arrived)))
 
     def send(self, steps: list[Step]) -> None:
-        """Sum what the steps measured and have it copied; nothing may be under way."""
-        tensors = [tensor for step in steps for _, each in step.sums for tensor in each.tensors]
+        """Sum what the steps measured and have it copied; nothing may be under way. Raises JobError
+        for what is not as it was measured."""
+        named = [
+            (name, part) for step in steps for name, each in step.sums for part in each.tensors
+        ]
+        for name, part in named:
+            if not part.is_inference() and part._version:
+                line = f"was changed in place after it was logged; log {name}.clone()"
+                raise JobError(f"job.log: {name} {line}")
+        tensors = [part for _, part in named]
         self._steps, self._order = steps, []
         if len(tensors) > len(self._host):
             self._host = devices.pinned((2 * len(tensors),), self._host.dtype, self._device)
