@@ -214,7 +214,7 @@ def test_of_a_job_that_has_not_finished_it_says_so(made, changed):
     flags = ("--epochs", "4", "--pause-after")
     job = job_of(changed.run(*flags, "1", "--quiet"))
     line = one_line(changed.do("python", "jobs.py", "export-model", job), 1)
-    assert line.endswith("a job keeps weights from its first evaluation on")
+    assert line.endswith("a job that trains keeps them from its first evaluation on")
     assert changed.run(*flags, "2e", "--quiet").returncode == 0
     done = changed.do("python", "jobs.py", "export-model", job)
     remark = f"jobs.py: job {job} has not finished; these are its best weights so far\n"
@@ -227,4 +227,4 @@ def test_jobs_without_weights_are_refused(made, changed):
     )
     (changed.folder(made.job) / "best.pt").unlink()
     line = one_line(changed.do("python", "jobs.py", "export-model", made.job), 1)
-    assert "not found; a job keeps weights from" in line
+    assert "no weights are kept" in line

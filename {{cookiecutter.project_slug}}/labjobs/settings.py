@@ -279,7 +279,7 @@ class JobId(str):
     """
 
     PATTERN = "[0-9a-f]{12}"
-    WANTED = "the id of a job, 12 hexadecimal digits"
+    WANTED = "the id of a job, 12 hexadecimal digits or at least its first 4"
 
     def __new__(cls, text: str) -> Self:
         """Return the id in a text."""

@@ -51,12 +51,16 @@ def parse(kind: type[S], runtime: type[R], argv: Sequence[str]) -> tuple[S, R]:
 
 
 def _whole(flag: Flag, text: str, runs: Path) -> str:
-    """Return the id of a job of which a text is the beginning, if it is of one job alone."""
+    """Return the id of the job of which a text is the beginning; another text as it is. Raises
+    SettingsError unless it is that of one job alone."""
     begin, types = text.partition(":")[0], flag.reader.types
     if not (JobId in types or Weights in types) or not re.fullmatch("[0-9a-f]{4,11}", begin):
         return text
     found = [*runs.glob(f"{begin}*")]
-    return text.replace(begin, found[0].name) if len(found) == 1 else text
+    if len(found) != 1:
+        wrong = f"{len(found)} job ids begin with it; give more digits" if found else "no such job"
+        raise SettingsError(f"{option(flag.name)} {begin}: {wrong}")
+    return text.replace(begin, found[0].name)
 
 
 USUAL = {"--learning-rate": "--lr", "--wd": "--weight-decay", "--bs": "--batch-size"}

@@ -410,9 +410,8 @@ def attempt_to_load(job_id: str, runs_root: Path | None = None) -> tuple[Path, E
     job = root / job_id
     found = [path for path in attempts.all_of(job) if (path / layout.BEST).exists()]
     if not found:
-        raise JobError(
-            f"{shown(job)}/*/best.pt: not found; a job keeps weights from its first evaluation on"
-        )
+        line = "a job that trains keeps them from its first evaluation on"
+        raise JobError(f"{shown(job)}: no weights are kept; {line}")
     found.sort(key=lambda path: attempts.status_of(path) == "finished")
     each = [(path, attempts.evidence_of(job_id, path, root)) for path in reversed(found)]
     return next((one for one in each if not one[1].change), each[0])
