@@ -45,7 +45,7 @@ ROWS: list[str] = []
 """Settings with rows of their own in tables; the others are tuned. Empty: all, if they fit."""
 
 SHOWN: list[str] = []
-"""Metrics in tables, such as ["accuracy"]. Empty: all."""
+"""Metrics in tables, such as ["accuracy"]. Empty: all, if they fit."""
 
 
 def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
