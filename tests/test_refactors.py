@@ -160,6 +160,15 @@ def counting(project: Project) -> set[str]:
     return {row["id"] for row in rows if row["state"] != "stale"}
 
 
+def test_what_only_some_settings_reach_is_replayed_with_each_of_them(light):
+    """Two factors change places: where both count, results are the same."""
+    project, _ = light
+    code = TOY.replace("x * 2.0", "x * x").replace("x * 1.0", "x * 2.0").replace("x * x", "x * 1.0")
+    (project.root / "toy.py").write_text(code)
+    done = project.do("python", "jobs.py", "accept", "--verify", "--because", "a refactor")
+    assert "not accepted for 12 jobs: " in done.stderr and not counting(project)
+
+
 @pytest.mark.full
 def test_what_is_accepted_gives_the_same_results(light, pytestconfig):
     """Minutes at full counts: each refactor is replayed."""

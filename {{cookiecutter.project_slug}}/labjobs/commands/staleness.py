@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -257,26 +258,41 @@ def _proofs(jobs: Sequence[JobFolder[Any]], verify: bool) -> dict[Codes, dict[st
 
 
 def _settings_read(job: JobFolder[Any]) -> dict[str, Any]:
-    """The settings that the changed definitions of a job may read, as they were or are now: those
-    that they name, what they call names, or that are passed to them; all, if it is not known or may
-    be any."""
+    """The settings that may decide what the changed definitions of a job do, as they were or are
+    now: those that they name or what they call names, and, on the way to them, those that are
+    passed on or in a condition; all, if it is not known or may be any."""
     assert job.latest
-    kept = code_evidence.parts(job.latest)
+    settings, texts = identity(job.settings), _texts(job)
+    changed = {*code_evidence.changes(job.latest, job.code)}
+    below, words = changed, set[str]()
+    while below:
+        if not all(texts.get(part, " ") for part in below):
+            return settings
+        new = set[str]().union(*(_words(texts.get(part, "")) for part in below)) - words
+        words |= new
+        below = {part for part in texts if _name(part) in new}
+    above = {*map(_name, changed)}
+    while more := {_name(part) for part in texts if above & _words(texts[part])} - above - {""}:
+        above |= more
+    leading = (text for text in texts.values() if above & _words(text))
+    words.update(*(_leading(text, frozenset(above)) for text in leading))
+    own = [text for part, text in texts.items() if part.startswith("settings:")]
+    rules = dict(each for text in own for each in _functions(text))
+    while more := set[str]().union(*(rules[name] for name in words & rules.keys())) - words:
+        words |= more
+    return settings if words & INDIRECT else {k: v for k, v in settings.items() if k in words}
+
+
+def _texts(job: JobFolder[Any]) -> dict[str, str]:
+    """The parts of a job's code, each as it was and as it is now; empty where that is not kept."""
+    assert job.latest
     now = code_evidence.present_as_in(job.latest, job.code)
-    settings, waiting = identity(job.settings), [*code_evidence.changes(job.latest, job.code)]
+    kept = code_evidence.parts(job.latest)
     texts = {part: known.get("source", "") for part, known in kept.items()}
     for part in now.parts:
-        if not part.startswith("file:"):  # its text is not kept
+        if not part.startswith("file:"):
             texts[part] = f"{texts.get(part, '')}\n{now.source(part)}"
-    changed, words = {*map(_name, waiting)}, set[str]()
-    while waiting:
-        if not (text := texts.pop(waiting.pop(), " ")):
-            return settings
-        new = {*re.findall(r"\w+", text)} - words
-        words |= new
-        waiting += [part for part in texts if _name(part) in new]
-    words.update(*(_passed(text, changed) for text in texts.values()))
-    return settings if words & INDIRECT else {k: v for k, v in settings.items() if k in words}
+    return texts
 
 
 def _name(part: str) -> str:
@@ -285,17 +301,48 @@ def _name(part: str) -> str:
     return "" if module == "settings" else name.partition("[")[0]
 
 
-def _passed(text: str, names: Set[str]) -> set[str]:
-    """The words in statements that call one of some definitions, and in those above, where what
-    they pass is assigned."""
+@cache
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text))
+
+
+@cache
+def _tree(text: str) -> ast.Module:
+    """A text as Python, without docstrings; empty for an entry of a dict."""
+    tree = ast.Module([], [])
+    with suppress(SyntaxError):
+        tree = ast.parse(textwrap.dedent(text))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value = ast.Constant(...)
+    return tree
+
+
+def _functions(text: str) -> Iterator[tuple[str, frozenset[str]]]:
+    """The functions in a text, each with its words: the properties of settings."""
+    for node in ast.walk(_tree(text)):
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, _words(ast.unparse(node))
+
+
+CONDITIONS = {"if", "elif", "while", "for", "with", "match", "case", "and", "or"}
+
+
+@cache
+def _leading(text: str, names: Set[str]) -> Set[str]:
+    """The words in statements that name one of some definitions or have a condition, and in those
+    where what these use is assigned."""
+    lines = ast.unparse(_tree(text)).splitlines() or [text]  # one for each statement
     found = set[str]()
-    with suppress(SyntaxError):  # an entry of a dict
-        text = ast.unparse(ast.parse(textwrap.dedent(text)))  # a line for each statement
-    for line in reversed(text.splitlines()):
-        target = re.match(r"\s*(\w+)\W[^(]*=", line)
-        if any(f"{name}(" in line for name in names) or (target and target[1] in found):
-            found.update(re.findall(r"\w+", line))
-    return found
+    while True:
+        size = len(found)
+        for line in lines:
+            assigned = re.match(r"([^=(]+)=", line)
+            targets = _words(assigned[1]) if assigned else frozenset[str]()
+            if _words(line) & (names | CONDITIONS) or targets & found:
+                found |= _words(line)
+        if len(found) == size:
+            return found
 
 
 def _verified(job: JobFolder[Any], alike: int, folder: Path) -> str:
