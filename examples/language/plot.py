@@ -29,7 +29,7 @@ ONLY: dict[str, object] = {}
 """Settings that jobs must have to be drawn: {"epochs": 30}; a list allows several values."""
 
 LABELS = {"lr": "learning rate"}
-"""What settings are called in figures, if not by their names."""
+"""What settings and metrics are called in figures, if not by their names."""
 
 RANKED = 12
 """Largest number of rows in a ranking."""

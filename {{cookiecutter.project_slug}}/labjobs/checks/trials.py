@@ -219,7 +219,8 @@ def _exact_resume(trials: Trials) -> Answer:
     if differ:
         said += f" (not the same at the end: {', '.join(differ)})"
     seen = trials.watched
-    missing = Finding(whole.resumed_at, "something is missing in job.resume(…)")
+    why = "something is missing in job.resume(…), or changes between a step and its evaluation"
+    missing = Finding(whole.resumed_at, why)
     # The likely cause: data that changes, else what the code carries from step to step.
     place, why = [*seen.unstable, *seen.changes, missing][0]
     return Answer((Finding(place, f"{said}: {why}"),))

@@ -1,7 +1,7 @@
 """The metrics of jobs, as their project declared them when they ran."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from labjobs.errors import SettingsError, few, require_known
-from labjobs.results.style import number, signed
+from labjobs.results.style import label, number, signed
 from labjobs.settings import Metric, from_plain
 
 Part = Literal["train", "val", "test"]
@@ -137,7 +137,8 @@ def declared(jobs: pd.DataFrame) -> dict[str, Metric]:
                 f"{len(directions['higher'])}; run those declared wrongly again with --force, or "
                 f"delete them ({few(fewest, 3)})"
             )
-    return metrics
+    own = metrics.keys() - {*jobs.attrs.get("settings", ())}  # a label may be that of a setting
+    return metrics | {n: replace(metrics[n], label=label(n, metrics[n].label)) for n in own}
 
 
 def monitored(jobs: pd.DataFrame) -> Measured:

@@ -18,7 +18,7 @@ import pandas as pd
 
 from labjobs import exit_status
 from labjobs.cli.parser import Parser, unknown_flag
-from labjobs.errors import SettingsError, few, require_known
+from labjobs.errors import JobError, SettingsError, few, require_known
 from labjobs.files import PROJECT, write_json, write_text
 from labjobs.job.identity import DEFAULT
 from labjobs.job.terminal import counted, leave, prepare_streams
@@ -164,7 +164,7 @@ class _Pages:
         try:
             with warnings.catch_warnings(action="ignore", category=UserWarning):
                 yield  # missing characters: the print check names them
-        except NoResults as error:
+        except (NoResults, JobError) as error:
             self._left_out.setdefault(str(error), []).append(stem)
 
     def write(self, stem: Path, kinds: Iterable[str], check: Lines, save: Lines) -> bool:

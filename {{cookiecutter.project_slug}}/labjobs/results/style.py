@@ -175,9 +175,14 @@ def parameters(venue: Venue) -> Any:
 
 
 def label_settings(labels: Mapping[str, str]) -> None:
-    """Write settings by these labels from now on: `learning rate` for `lr`."""
+    """Write settings and metrics by these labels from now on: `learning rate` for `lr`."""
     _labels.clear()
     _labels.update(labels)
+
+
+def label(name: str, usual: str) -> str:
+    """Return what LABELS of plot.py calls a metric, or else the usual label."""
+    return _labels.get(name, usual)
 
 
 def setting(name: str) -> str:
