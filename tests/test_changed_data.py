@@ -329,6 +329,14 @@ def test_what_reads_without_python_is_named_unless_all_is_declared(project):
     assert "not all data was checked" not in project.run(*QUICK).stdout
 
 
+def test_where_the_output_goes_is_no_data(project):
+    into = 'python run.py "$@" >out.log 2>&1; cat out.log'
+    done = project.do("bash", "-c", into, "-", *FLAGS[:-1], "--seed=3")
+    assert " finished: " in done.stdout and "without Python" not in done.stdout
+    listed = project.do("python", "jobs.py", "list").stdout
+    assert "seed=3" in listed and "not all data was checked" not in listed
+
+
 @pytest.mark.parametrize("path", ["/none.bin", "/etc/passwd", "data.py"])
 def test_what_could_not_be_compared_later_cannot_be_declared(project, path):
     project.edit("run.py", "    job.save_spec(", f'    job.data("{path}")\n    job.save_spec(')

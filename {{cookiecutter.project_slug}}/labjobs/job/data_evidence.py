@@ -373,9 +373,10 @@ def _held_by(pid: str) -> Iterator[Use]:
                 yield path[0], UPDATED if rights[1:4:2] == "ws" else READ
         for each in (process / "fd").iterdir():
             with suppress(OSError):  # it is closed by now, as that of the listing is
-                _, _, _, flags, *_ = (process / "fdinfo" / each.name).read_text("utf-8").split()
-                if os.path.isfile(file := os.readlink(each)):
-                    yield file, UPDATED if int(flags, 8) & WRITES else READ
+                about = (process / "fdinfo" / each.name).read_text("utf-8").split()
+                use = {os.O_RDONLY: READ, os.O_RDWR: UPDATED}.get(int(about[3], 8) & os.O_ACCMODE)
+                if use and os.path.isfile(file := os.readlink(each)):
+                    yield file, use
         for thread in (process / "task").iterdir():  # a reading process is no child of the main one
             for child in (thread / "children").read_text("utf-8").split():
                 yield from _held_by(child)
