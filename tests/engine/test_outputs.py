@@ -28,8 +28,18 @@ class Keeping(Loop):
         if part != "test":
             return super().evaluate(model, job, forward, val, part)
         for batch in job.batches(self.part, 8, shuffle=self.shuffle):
-            job.keep_outputs(**self.make(*batch))
+            self.keep(job, self.make(*batch))
         return {}
+
+    def keep(self, job, values):
+        job.keep_outputs(**values)
+
+
+class Measuring(Keeping):
+    """Keeps what was measured, without other values."""
+
+    def keep(self, job, values):
+        job.keep_outputs(values)
 
 
 def read(done, *names):
@@ -134,6 +144,12 @@ def test_the_place_is_not_said_where_it_is_not_certain(toy, loop):
     assert "index" not in read(toy.run(loop=loop, epochs=1))
 
 
+def test_measurements_with_a_value_for_each_example_are_kept(toy):
+    loop = Measuring(lambda p, y: {"first": p[:, 0], "all": p, "mean": p.mean()})
+    table = read(toy.run(loop=loop, epochs=1))
+    assert "first" in table and not {"all", "mean"} & {*table}
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -143,6 +159,7 @@ def test_the_place_is_not_said_where_it_is_not_certain(toy, loop):
         (lambda p, y: {"count": len(y)}, "count must be a tensor (B, …), or a list with a tensor"),
         (lambda p, y: {"labels" if len(y) < 8 else "label": y}, "labels, after label of another"),
         (lambda p, y: {"value": p[:, : len(y)]}, "value of an example is (4,) float32, after (6,)"),
+        (lambda p, y: {}, "nothing has a value for each example; give one, such as label=batch[1]"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(toy, make, said):

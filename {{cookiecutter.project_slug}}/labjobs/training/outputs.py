@@ -60,15 +60,17 @@ class Outputs:
 
     def add(self, values: Mapping[str, Value], measured: Mapping[str, Any] = {}) -> None:
         """Add all that is kept of a batch, and what of `measured` has a value (B,) for each of its
-        examples. Nothing here waits for the device, unless the copies of
-        AHEAD batches are late.
+        examples. Nothing here waits for the device, unless the copies of AHEAD batches are late.
 
-        Raises JobError for values of different lengths, or unlike those of earlier batches.
+        Raises JobError for no values, for some of different lengths, or unlike those of earlier
+        batches.
         """
         columns = dict(column for each in values.items() for column in _columns(*each))
-        size = _examples(values)
-        for name, each in measured.items():
-            if isinstance(each, Tensor) and each.shape == (size,):
+        tensors = {n: each for n, each in measured.items() if isinstance(each, Tensor)}
+        flat = {name: each for name, each in tensors.items() if each.ndim == 1}
+        size = _examples(values or flat)
+        for name, each in flat.items():
+            if len(each) == size:
                 columns.setdefault(name, each)
         self._sizes.append(size)
         self._sources.add(self.batch_of)
@@ -196,10 +198,13 @@ def _columns(name: str, value: Value) -> list[tuple[str, Tensor]]:
 def _examples(values: Mapping[str, Value]) -> int:
     """How many examples the values are of, which is the same for all."""
     lengths = {name: len(value) for name, value in values.items()}
+    if not lengths:
+        line = "nothing has a value for each example; give one, such as label=batch[1]"
+        raise JobError(f"job.keep_outputs: {line}")
     if len({*lengths.values()}) > 1:
         each = ", ".join(f"{length} of {name}" for name, length in lengths.items())
         raise JobError(f"job.keep_outputs: needs a value for each example, but has {each}")
-    return next(iter(lengths.values()), 0)
+    return next(iter(lengths.values()))
 
 
 def in_order(parts: list[Arrays]) -> Arrays:
