@@ -588,7 +588,7 @@ OF_TABLES: list[tuple[str, Test]] = [
     ),
     (
         r" Costs of a job\. Means of jobs that finished, on (.*?)\. The last row is the sum over "
-        r"all (\d+) attempts of the project, whatever became of them\.",
+        r"all (\d+) attempts of the project that have not been deleted, whatever became of them\.",
         _spent,
     ),
 ]

@@ -248,8 +248,8 @@ def cost(jobs: pd.DataFrame, rows: Sequence[str] = ()) -> Table:
         ]
     devices = ", ".join(sorted(jobs["hardware"].unique()))
     table.about = (
-        f"Means of jobs that finished, on {devices}. The last row is the sum over all "
-        f"{len(spent)} attempts of the project, whatever became of them.{fewer}"
+        f"Means of jobs that finished, on {devices}. The last row is the sum over all {len(spent)} "
+        f"attempts of the project that have not been deleted, whatever became of them.{fewer}"
     )
     return table
 
