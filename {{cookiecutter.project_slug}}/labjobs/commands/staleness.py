@@ -259,28 +259,36 @@ def _proofs(jobs: Sequence[JobFolder[Any]], verify: bool) -> dict[Codes, dict[st
 
 def _settings_read(job: JobFolder[Any]) -> dict[str, Any]:
     """The settings that may decide what the changed definitions of a job do, as they were or are
-    now: those that they name or what they call names, and, on the way to them, those that are
-    passed on or in a condition; all, if it is not known or may be any."""
+    now: those that they name or what they call names, and, on the way to them, those in a condition
+    or in what is passed on; all, if it is not known or may be any."""
     assert job.latest
     settings, texts = identity(job.settings), _texts(job)
     changed = {*code_evidence.changes(job.latest, job.code)}
-    below, words = changed, set[str]()
-    while below:
-        if not all(texts.get(part, " ") for part in below):
-            return settings
-        new = set[str]().union(*(_words(texts.get(part, "")) for part in below)) - words
-        words |= new
-        below = {part for part in texts if _name(part) in new}
     above = {*map(_name, changed)}
     while more := {_name(part) for part in texts if above & _words(texts[part])} - above - {""}:
         above |= more
-    leading = (text for text in texts.values() if above & _words(text))
-    words.update(*(_leading(text, frozenset(above)) for text in leading))
+    leading = (_leading(text, frozenset(above)) for text in texts.values() if above & _words(text))
+    passed = set[str]().union(*leading)
+    makers = {part for part in texts if _name(part) in passed - above}
+    words = passed | _named(changed, texts) | _named(makers, texts, above)
+    if "" in words or words & INDIRECT:
+        return settings
     own = [text for part, text in texts.items() if part.startswith("settings:")]
     rules = dict(each for text in own for each in _functions(text))
     while more := set[str]().union(*(rules[name] for name in words & rules.keys())) - words:
         words |= more
-    return settings if words & INDIRECT else {k: v for k, v in settings.items() if k in words}
+    return {key: value for key, value in settings.items() if key in words}
+
+
+def _named(parts: Set[str], texts: Mapping[str, str], but: Set[str] = frozenset()) -> set[str]:
+    """The words of some parts and of all that they name, except some; with an empty one if the text
+    of any is not known."""
+    words = set[str]()
+    while parts:
+        new = set[str]().union(*(_words(texts.get(part, "")) or {""} for part in parts)) - words
+        words |= new
+        parts = {part for part in texts if _name(part) in new - but - {""}}
+    return words
 
 
 def _texts(job: JobFolder[Any]) -> dict[str, str]:
