@@ -247,8 +247,13 @@ def _proofs(jobs: Sequence[JobFolder[Any]], verify: bool) -> dict[Codes, dict[st
     empty if the bits were others."""
     found: dict[Codes, dict[str, str]] = {_codes(job): {} for job in jobs}
     alike: dict[str, list[JobFolder[Any]]] = {}
+    read: dict[Codes, Set[str]] = {}
     for job in jobs if verify else ():
-        alike.setdefault(repr((_codes(job), _settings_read(job))), []).append(job)
+        codes = _codes(job)
+        if codes not in read:
+            read[codes] = _settings_read(job)
+        values = {key: value for key, value in identity(job.settings).items() if key in read[codes]}
+        alike.setdefault(repr((codes, values)), []).append(job)
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a courier may still write
         for group in alike.values():
             job = next((job for job in group if not inputs(job.settings)), group[0])
@@ -257,12 +262,14 @@ def _proofs(jobs: Sequence[JobFolder[Any]], verify: bool) -> dict[Codes, dict[st
     return found
 
 
-def _settings_read(job: JobFolder[Any]) -> dict[str, Any]:
+def _settings_read(job: JobFolder[Any]) -> Set[str]:
     """The settings that may decide what the changed definitions of a job do, as they were or are
     now: those that they name or what they call names, and, on the way to them, those in a condition
-    or in what is passed on; all, if it is not known or may be any."""
+    or in what is passed on; all, if a text is not known, or may read any."""
     assert job.latest
-    settings, texts = identity(job.settings), _texts(job)
+    every, texts = identity(job.settings).keys(), _texts(job)
+    if not all(texts.values()):
+        return every
     changed = {*code_evidence.changes(job.latest, job.code)}
     above = {*map(_name, changed)}
     while more := {_name(part) for part in texts if above & _words(texts[part])} - above - {""}:
@@ -271,23 +278,20 @@ def _settings_read(job: JobFolder[Any]) -> dict[str, Any]:
     passed = set[str]().union(*leading)
     makers = {part for part in texts if _name(part) in passed - above}
     words = passed | _named(changed, texts) | _named(makers, texts, above)
-    if "" in words or words & INDIRECT:
-        return settings
     own = [text for part, text in texts.items() if part.startswith("settings:")]
     rules = dict(each for text in own for each in _functions(text))
     while more := set[str]().union(*(rules[name] for name in words & rules.keys())) - words:
         words |= more
-    return {key: value for key, value in settings.items() if key in words}
+    return every if words & INDIRECT else every & words
 
 
 def _named(parts: Set[str], texts: Mapping[str, str], but: Set[str] = frozenset()) -> set[str]:
-    """The words of some parts and of all that they name, except some; with an empty one if the text
-    of any is not known."""
+    """The words of some parts and of all that they name, except some."""
     words = set[str]()
     while parts:
-        new = set[str]().union(*(_words(texts.get(part, "")) or {""} for part in parts)) - words
+        new = set[str]().union(*(_words(texts.get(part, "")) for part in parts)) - words
         words |= new
-        parts = {part for part in texts if _name(part) in new - but - {""}}
+        parts = {part for part in texts if _name(part) in new - but}
     return words
 
 
