@@ -83,6 +83,20 @@ def test_declarations_that_cannot_be_read_are_said_in_one_line(store):
         metrics.declared(tables.jobs("damaged"))
 
 
+def test_labels_rename_metrics_but_not_those_called_as_a_setting(store):
+    for accuracy, lr in (("a", 1), ("b", 2)):
+        one(store, "labels", accuracy=accuracy, lr=lr)
+    jobs = tables.jobs("labels")
+    alone = jobs.drop(columns="accuracy")
+    alone.attrs["settings"] = [name for name in jobs.attrs["settings"] if name != "accuracy"]
+    style.label_settings({"accuracy": "top-1"})
+    try:
+        assert str(metrics.monitored(alone)) == "validation top-1"
+        assert str(metrics.monitored(jobs)) == "validation accuracy"
+    finally:
+        style.label_settings({})
+
+
 def test_parts_of_a_figure_take_what_they_can_tell_apart(store):
     store.classifiers("three", batch_size=(32, 64, 128), seeds=1)
     jobs = tables.jobs("three")
