@@ -355,6 +355,7 @@ class TrainMeter:
         arrived = self._copies.take(wait)
         if arrived is None:
             return
+        _check_unchanged(self._waiting)
         self._copies.send(self._waiting)
         self._waiting, self._values, self._sent = [], 0, time.monotonic()
         steps, values = arrived
@@ -391,6 +392,16 @@ class TrainMeter:
                 raise Diverged(f"train_{name} was not finite by optimizer step {step}; {cure}")
 
 
+def _check_unchanged(steps: list[Step]) -> None:
+    """Raise JobError for what is not as it was measured."""
+    for name, part in (
+        (name, part) for s in steps for name, each in s.sums for part in each.tensors
+    ):
+        if not part.is_inference() and part._version:
+            line = f"was changed in place after it was logged; log {name}.clone()"
+            raise JobError(f"job.log: {name} {line}")
+
+
 def _add(sums: Sums, name: str, total: float, count: float) -> None:
     before, counted = sums.get(name, (0.0, 0.0))
     sums[name] = before + total, counted + count
@@ -422,16 +433,8 @@ class _Copies:
         return self._steps, map(in_order.__getitem__, range(len(arrived)))
 
     def send(self, steps: list[Step]) -> None:
-        """Sum what the steps measured and have it copied; nothing may be under way. Raises JobError
-        for what is not as it was measured."""
-        named = [
-            (name, part) for step in steps for name, each in step.sums for part in each.tensors
-        ]
-        for name, part in named:
-            if not part.is_inference() and part._version:
-                line = f"was changed in place after it was logged; log {name}.clone()"
-                raise JobError(f"job.log: {name} {line}")
-        tensors = [part for _, part in named]
+        """Sum what the steps measured and have it copied; nothing may be under way."""
+        tensors = [tensor for step in steps for _, each in step.sums for tensor in each.tensors]
         self._steps, self._order = steps, []
         if len(tensors) > len(self._host):
             self._host = devices.pinned((2 * len(tensors),), self._host.dtype, self._device)
