@@ -169,6 +169,21 @@ def test_what_does_not_fit_is_refused_in_one_line(toy, make, said):
     assert not (done.folder / "predictions.npz").exists()
 
 
+class InEach(Keeping):
+    """Keeps the outputs of every evaluation."""
+
+    def evaluate(self, model, job, forward, val, part):
+        return super().evaluate(model, job, forward, val, "test") or {"val_loss": 1.0}
+
+
+def test_outputs_of_an_evaluation_in_training_are_refused(toy):
+    """They would be taken for those of test examples, once for each evaluation."""
+    done = toy.run(loop=InEach(lambda points, labels: {"label": labels}), epochs=2)
+    assert done.status == 1
+    assert "failed: job.keep_outputs: keeps test examples, once training has ended" in done.said
+    assert "epoch 1/2" not in done.said
+
+
 def anonymous():
     """Bytes of memory of this process that no file is behind."""
     (line,) = re.findall(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())

@@ -74,6 +74,7 @@ class Job(Generic[S]):
     _streamed: Batches | None
     _compiled_graphs = False  # whether compiled code records CUDA graphs
     _graphed: GraphedStep | None = None
+    _in_interval = False  # whether the body of job.epochs() runs
     _logged = False  # whether this interval's evaluation was logged
     _said = ""  # the number format of the job's first line
     _peak = 0  # the most bytes on the device, as noted last
@@ -338,7 +339,11 @@ class Job(Generic[S]):
         position = self._position
         while self._saved_state and not position.ended:
             self._pause_if_due()
-            yield position.interval + 1
+            self._in_interval = True
+            try:
+                yield position.interval + 1
+            finally:  # also after a `break`
+                self._in_interval = False
             if not position.evaluating:
                 raise JobError("job.epochs(): its body must run job.steps(batches) to the end")
             position.end_interval()
@@ -537,9 +542,12 @@ class Job(Generic[S]):
         for each example (B,) is kept too; tables need it for their intervals. Nothing here waits
         for the device.
 
-        Raises JobError for values of different numbers of examples, or unlike those of earlier
-        batches.
+        Raises JobError before training has ended, for values of different numbers of examples, or
+        unlike those of earlier batches.
         """
+        if self._in_interval and not self._position.over:
+            line = "keeps test examples, once training has ended; leave it out of other evaluations"
+            raise JobError(f"job.keep_outputs: {line}")
         self._outputs.add(values, measured)
 
     # The end.
