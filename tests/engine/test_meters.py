@@ -89,6 +89,16 @@ def test_what_was_changed_unseen_is_refused(tmp_path, clock):
         training.meter.flush()
 
 
+def test_a_metric_that_is_a_number_of_the_host_is_averaged_and_has_to_be_finite(tmp_path, clock):
+    """As it is if it comes as a tensor: losses are often logged as loss.item()."""
+    training = Training(tmp_path, every=2)
+    for loss in (1.0, 2.0, 3.0, math.nan):
+        training.take(loss=loss, lr=loss)
+    with pytest.raises(Diverged, match="train_loss was not finite by optimizer step 4"):
+        training.meter.flush()
+    assert training.points()[0] == (2, {"train_loss": 1.5, "lr": 2.0})
+
+
 def test_so_many_values_at_most_wait_on_the_device(tmp_path, clock):
     training = Training(tmp_path)
     large = {"loss": torch.ones(VALUES // 2)}

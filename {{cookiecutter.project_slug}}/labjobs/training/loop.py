@@ -403,7 +403,8 @@ class Job(Generic[S]):
 
     def log(self, measured: Mapping[str, Any] | None = None, **more: Any) -> None:
         """Log what a step measured, as `train_<name>`; `more` are tensors too, or numbers that the
-        host knows, such as the learning rate. Nothing here waits for the device."""
+        host knows, such as the learning rate. A number that METRICS does not declare is kept as it
+        is, under its own name. Nothing here waits for the device."""
         if measured:
             self._meter.add(measured)
         if more:

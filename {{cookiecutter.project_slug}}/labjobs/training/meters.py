@@ -255,6 +255,8 @@ class TrainMeter:
                 raise JobError(
                     f"job.log: {name} is a number of the host; log it outside of the step"
                 )
+            elif name in self._declared:  # such as loss.item()
+                self.add_sums([(name, Sum(float(value), 1))])
             else:
                 self._numbers[name] = float(value)
 
