@@ -1,12 +1,14 @@
 """What a training loop is made of: EMA, early stopping, clipping, precision, times."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from labjobs.devices import GlobalStreams, Precision
 from labjobs.errors import JobError, SettingsError
 from labjobs.settings import Metric
+from labjobs.training import progress
 from labjobs.training.optim import EMA, EarlyStopping, clip_gradients
 from torch import nn
 
@@ -51,6 +53,20 @@ def test_the_ema_follows_the_weights_and_has_the_models_buffers(buffers):
         expected = kept * expected + (1 - kept) * value
     assert ema.model.weight.detach() == pytest.approx(expected)
     assert [buffer.item() for buffer in ema.model.buffers()] == [9] * 3 * buffers
+
+
+def test_the_speed_counts_all_training_of_an_interval(monkeypatch):
+    """Also what comes before an evaluation that is logged between two steps."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(progress, "time", clock)
+    watch = progress.Stopwatch()
+    watch.start({})
+    for _ in range(4):
+        clock.now += 1
+        watch.trained(8)
+        assert watch.elapsed == clock.now
+    watch.end_steps()
+    assert watch.rates["examples_per_second"] == 8
 
 
 @pytest.mark.parametrize("name", ["fp16", "tf32"])

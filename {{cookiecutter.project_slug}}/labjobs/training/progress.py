@@ -269,8 +269,8 @@ class Stopwatch(Stateful):
 
     @property
     def elapsed(self) -> float:
-        """Seconds of training and evaluation so far."""
-        self._lap()
+        """Seconds of training and evaluation so far; also asked for between two steps."""
+        self._lap(training=self._examples > 0)
         return self._seconds
 
     def state_dict(self) -> dict[str, Any]:
