@@ -239,6 +239,44 @@ def strong(x: float, settings: Settings) -> float:
 """,
         [("x * 2 if", "x * 3 if")],
     ),
+    "an exception": (
+        """
+    try:
+        wanted(settings)
+        x = second(x)
+    except KeyError:
+        return x
+    return x
+
+def wanted(settings: Settings) -> None:
+    {"convnet": 1}[settings.model]
+""",
+        [("x * 1.0", "x * 1.5")],
+    ),
+    "a weight": (
+        """
+    penalty = first(x)
+    return x + settings.smoothing * penalty
+""",
+        [("x * 2.0", "x * 2.5")],
+    ),
+    "an inherited method": (
+        """
+    return Smoothing(settings).smoothed(x)
+
+class Layer:
+    def __init__(self, amount: float) -> None:
+        self.amount = amount
+
+    def smoothed(self, x: float) -> float:
+        return smooth(x, self.amount)
+
+class Smoothing(Layer):
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings.smoothing)
+""",
+        [("1.0 - amount", "1.0 - min(amount, 0.2)")],
+    ),
 }
 """Bodies of `forward`, and edits that change the results of some jobs only, by a setting that the
 edited function may not name."""
@@ -249,7 +287,7 @@ def test_what_counts_with_some_settings_only_is_replayed_with_each(light, tmp_pa
     project, jobs = light[0].copy(tmp_path / "project"), light[1]
     body, edits = PARTLY[way]
     forward = TOY[TOY.index("    x = first(x)") : TOY.index("def step(")]
-    code = TOY.replace(forward, body[1:] + "\n")
+    code = TOY.replace(forward, body[1:] + "\n").replace("0.01 * settings.lr", "0.01")
     (project.root / "toy.py").write_text(code)
     for settings in GRID:
         flags = [f"--{name}={value}" for name, value in vars(settings).items()]

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from labjobs import exit_status, layout
+from labjobs.cli.flags import option
 from labjobs.commands.inventory import Job, Project
 from labjobs.commands.replay import Recorded, Repeated, repeated
 from labjobs.errors import JobError, SettingsError, cause, few
@@ -154,9 +155,8 @@ def print_why(project: Project, given: Namespace) -> int:
 
 def accept(project: Project, given: Namespace) -> int:
     """Accept that the changes in the code of stale jobs do not change results; return the exit
-    status. With --verify, one job is replayed first of all with the same changes and the same
-    values of the settings that these read. Changes that give different bits are not accepted, and
-    the status is 1. Raises SettingsError without a reason.
+    status. With --verify, some jobs are replayed first of all; changes that give different bits are
+    not accepted, and the status is 1. Raises SettingsError without a reason.
     """
     if not given.because.strip():
         raise SettingsError("--because: say why results do not change")
@@ -233,8 +233,7 @@ def _accept(job: JobFolder[Any], because: str, replayed: Mapping[str, str]) -> b
     return True
 
 
-# `accept --verify` replays jobs with the present code: are the results the same, bit for bit? One
-# of each group that agrees in what has changed and in the settings that this reads.
+# `accept --verify` replays jobs with the present code: are the results the same, bit for bit?
 
 SHORT = 300.0  # seconds of training up to which a job is replayed to its end, test results included
 
@@ -245,20 +244,54 @@ INDIRECT = {"vars", "getattr", "asdict", "astuple", "fields", "replace", "__dict
 def _proofs(jobs: Sequence[JobFolder[Any]], verify: bool) -> dict[Codes, dict[str, str]]:
     """For the digests of each change, how far jobs were replayed, by their ids, if they are to be;
     empty if the bits were others."""
-    found: dict[Codes, dict[str, str]] = {_codes(job): {} for job in jobs}
-    alike: dict[str, list[JobFolder[Any]]] = {}
-    read: dict[Codes, Set[str]] = {}
-    for job in jobs if verify else ():
-        codes = _codes(job)
-        if codes not in read:
-            read[codes] = _settings_read(job)
-        values = {key: value for key, value in identity(job.settings).items() if key in read[codes]}
-        alike.setdefault(repr((codes, values)), []).append(job)
+    alike: dict[Codes, list[JobFolder[Any]]] = {}
+    for job in sorted(jobs, key=lambda job: bool(inputs(job.settings))):  # those without, first
+        alike.setdefault(_codes(job), []).append(job)
+    found: dict[Codes, dict[str, str]] = {codes: {} for codes in alike}
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a courier may still write
-        for group in alike.values():
-            job = next((job for job in group if not inputs(job.settings)), group[0])
-            count = sum(_codes(each) == _codes(job) for each in jobs)
-            found[_codes(job)][job.id] = _verified(job, count, Path(folder))
+        for codes, group in alike.items() if verify else ():
+            for job in _chosen(group):
+                found[codes][job.id] = _verified(job, len(group), Path(folder))
+    return found
+
+
+def _chosen(jobs: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
+    """Those that are replayed of jobs with the same changes: one for each combination of values of
+    the settings that these read; and more, since a setting may decide unseen what a change does,
+    until there is one for each value in `_ends`."""
+    read, values = _settings_read(jobs[0]), {job.id: _values(job) for job in jobs}
+    groups: dict[frozenset[Value], JobFolder[Any]] = {}
+    for job in jobs:
+        groups.setdefault(frozenset(each for each in values[job.id] if each[0] in read), job)
+    chosen = [*groups.values()]
+    wanted = _ends(jobs).difference(*(values[job.id] for job in chosen))
+    while wanted:
+        chosen.append(max(jobs, key=lambda job: len(wanted & values[job.id])))
+        wanted -= values[chosen[-1].id]
+    return chosen
+
+
+Value = tuple[str, str]
+"""The name of a setting, and a value of it, written out."""
+
+
+def _values(job: JobFolder[Any]) -> set[Value]:
+    return {(name, repr(value)) for name, value in identity(job.settings).items()}
+
+
+def _ends(jobs: Sequence[JobFolder[Any]]) -> set[Value]:
+    """The lowest and the highest number that each setting has in some jobs, and all its values that
+    are no numbers, but for the jobs that these are derived from."""
+    every: dict[str, list[Any]] = {}
+    for job in jobs:
+        for name, value in identity(job.settings).items():
+            if option(name) not in inputs(job.settings).values():
+                every.setdefault(name, []).append(value)
+    found = set[Value]()
+    for name, values in every.items():
+        numbers = sorted(each for each in values if isinstance(each, int | float))
+        others = [each for each in values if not isinstance(each, int | float)]
+        found |= {(name, repr(each)) for each in (*numbers[:1], *numbers[-1:], *others)}
     return found
 
 
