@@ -12,7 +12,7 @@ from itertools import product
 from types import SimpleNamespace
 
 import pytest
-from faults import Project, some
+from faults import Project, some, succeeded
 
 SETTINGS = """
 from dataclasses import dataclass
@@ -300,6 +300,21 @@ def test_what_counts_with_some_settings_only_is_replayed_with_each(light, tmp_pa
     same = {job for job, of in jobs.items() if results(code, of) == results(changed, of)}
     assert 0 < len(same) < len(jobs)
     assert counting(project) <= same
+
+
+def test_what_is_refused_does_not_count_through_jobs_whose_code_was_accepted_as_the_same(
+    light, tmp_path
+):
+    project = light[0].copy(tmp_path / "project")
+    accept = ("python", "jobs.py", "accept", "--verify", "--because", "a refactor")
+    for smoothing in ("0.0", "0.3"):
+        succeeded(project.run(f"--smoothing={smoothing}", "--quiet"))
+    project.edit("toy.py", "x * 2.0", "2.0 * x")
+    succeeded(project.do(*accept))
+    succeeded(project.run("--lr=2", "--quiet"))
+    project.edit("toy.py", "(1.0 - amount)", "(1.0 - 2 * amount)")
+    refused = project.do(*accept)
+    assert "not accepted for 1 job: " in refused.stderr and counting(project) == set()
 
 
 @pytest.mark.full

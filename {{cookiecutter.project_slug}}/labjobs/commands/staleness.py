@@ -252,6 +252,13 @@ def _proofs(jobs: Sequence[JobFolder[Any]], verify: bool) -> dict[Codes, dict[st
         for codes, group in alike.items() if verify else ():
             for job in _chosen(group):
                 found[codes][job.id] = _verified(job, len(group), Path(folder))
+    for (old, new), proof in found.items():
+        others = [found.get((each, new), {}) for each in code_evidence.same(old)]
+        if "" not in proof.values() and any("" in other.values() for other in others):
+            count = counted(len(alike[old, new]), "job")
+            why = "their code then was accepted as the same as that of jobs with other bits now"
+            leave(exit_status.FAILED, f"not accepted for {count}: {why}")
+            proof[""] = ""
     return found
 
 
