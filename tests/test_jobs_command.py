@@ -103,8 +103,11 @@ def test_list_has_means_over_repeats(made):
     rows.append(
         row | {"id": "c", "metrics": {}, "state": "failed", "settings": {"lr": 1, "seed": 0}}
     )
+    rows.append(row | {"id": "d", "metrics": {"best_val_loss": 8}, "state": "stale"})
+    rows[-1]["settings"] = {"lr": 0.1, "seed": 2}
     both, failed = inventory.grouped(rows)
-    assert (both["jobs"], both["n"], both["metrics"]) == (["a", "b"], 2, {"best_val_loss": 2})
+    # One code in a mean: that of the stale job is another.
+    assert (both["jobs"], both["n"], both["metrics"]) == (["a", "b", "d"], 2, {"best_val_loss": 2})
     assert (failed["jobs"], failed["n"], failed["states"]) == (["c"], 0, {"failed": 1})
     first, *_, last = made.lines("list", "--groups", "--where", "state=finished")
     assert first.startswith("1 finished  mean of 1: best_val_loss ") and last == "1 group"

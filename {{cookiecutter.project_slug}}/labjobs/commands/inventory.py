@@ -378,7 +378,8 @@ def fulfilling(given: str, jobs: Iterable[Job]) -> list[Job]:
 
 def grouped(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for the jobs that differ in repeats alone, such as the seed: their `jobs`, how
-    many are in each of the `states`, the `metrics` in the mean, and over how many of them (`n`)."""
+    many are in each of the `states`, the `metrics` in the mean of those that finished with the
+    present code, and over how many of them (`n`)."""
     alike: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         of = roles(identity.read(row["script"]).settings)
@@ -390,7 +391,8 @@ def grouped(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _means(alike: list[dict[str, Any]]) -> dict[str, Any]:
     """The row of jobs that differ in repeats alone."""
     values: dict[str, list[float]] = {}
-    for name, value in (item for row in alike for item in row["metrics"].items()):
+    counting = [row for row in alike if row["state"] in ("finished", "unsent")]
+    for name, value in (item for row in counting for item in row["metrics"].items()):
         values.setdefault(name, []).append(value)
     return {
         "jobs": [row["id"] for row in alike],
