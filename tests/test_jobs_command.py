@@ -232,6 +232,12 @@ def test_diff_of_groups_has_intervals_over_seeds(fresh):
     assert row["n"] == [3, 3] and row["paired"]
     wanted = pytest.approx([mean(pairs), *ends])
     assert [row["difference"], row["low"], row["high"]] == wanted
+    # Other code of any job is named, also of one whose seed the other side does not have.
+    fresh.edit("run.py", "return losses.mean(), measured", "return 2 * losses.mean(), measured")
+    fresh.finish("--epochs", "1", "--batch-size", "256", "--lr", "1e-2", "--seed", "32")
+    fresh.edit("run.py", "return 2 * losses.mean(), measured", "return losses.mean(), measured")
+    found = jobs.json("diff", "lr=1e-3,seed=2", "lr=1e-2,seed>=2")
+    assert [row["name"] for row in found["code"]] == ["run.forward"]
     said = one_line(jobs.do("diff", "lr=1e-3", "lr=5"), 2)
     assert said == "jobs.py: lr=5: no finished job here has such settings"
 

@@ -128,16 +128,19 @@ def side(project: Project, given: str) -> Side:
 
 
 def _pairs(one: Side, other: Side, differ: set[str]) -> list[Pair]:
-    """The attempts whose jobs agree in all settings but those that distinguish the sides. Raises
-    SettingsError if there are none."""
+    """The attempts whose jobs agree in all settings but those that distinguish the sides; each that
+    has a partner is in one pair at least. Raises SettingsError if there are none."""
 
     def rest(job: Job) -> str:
         return repr(sorted((k, as_text(v)) for k, v in job.plain.items() if k not in differ))
 
-    partners = {rest(job): attempt for job, attempt in other.each}
-    every = [(attempt, partners.get(rest(job))) for job, attempt in one.each]
-    if found := [(attempt, partner) for attempt, partner in every if partner]:
-        return found
+    of_one, of_other = ({rest(job): attempt for job, attempt in side.each} for side in (one, other))
+    every = [
+        *((attempt, of_other.get(rest(job))) for job, attempt in one.each),
+        *((of_one.get(rest(job)), attempt) for job, attempt in other.each),
+    ]
+    if found := dict.fromkeys((a, b) for a, b in every if a and b):
+        return [*found]
     raise SettingsError(f"{one.given} and {other.given}: no two jobs agree in their other settings")
 
 
