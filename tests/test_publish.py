@@ -44,6 +44,18 @@ def adopt(project: Project, source: Path, *flags: str):
     return project.do("python", "jobs.py", "adopt", str(source), *flags)
 
 
+def test_definitions_that_were_added_while_a_job_ran_are_published(project, published, tmp_path):
+    """As Python 3.12 finds them: their names stand behind the digest of the code."""
+    own = project.clone(tmp_path / "project")
+    (job, _) = sorted(path.name for path in own.root.glob("runs/[0-9a-f]*"))
+    for name in ("settings.json", "outcome.json"):
+        (path,) = own.root.glob(f"runs/{job}/*/{name}")
+        about = read_record(path)
+        write_record(path, {**about, "code": f"{about['code']} models:block"})
+    succeeded(own.do("python", "jobs.py", "publish", job, str(tmp_path / "sent")))
+    assert (tmp_path / f"sent/runs/.code/{about['code']}.json").is_file()
+
+
 def test_adopted_jobs_are_finished_with_the_same_bits(project, fresh, published, tmp_path):
     archive = shutil.make_archive(str(tmp_path / "sent"), "gztar", published.parent, "results")
     said = succeeded(adopt(fresh, Path(archive))).stdout

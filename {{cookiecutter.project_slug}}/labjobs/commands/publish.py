@@ -152,7 +152,7 @@ def _shared(attempt: Recorded) -> Iterator[str]:
     """The names of the files that an attempt shares with others: its code, versions, data and
     split."""
     yield from (str(attempt.about.get(name, "")) for name in (CODE_COPY, ENGINE_COPY, INSTALLED))
-    yield f"{layout.CODES}/{code_evidence.digest(attempt.path)}.json"
+    yield f"{layout.CODES}/{code_evidence.definitions(attempt.path).name}"
     yield f"{layout.DATA_LISTS}/{data_evidence.digest(attempt.path)}.jsonl"
     yield str(attempt.about.get("split", ""))
 
