@@ -98,6 +98,21 @@ def test_lost_jobs_stand_in_place_of_the_mean_of_the_others(store):
     assert "all rows, none of whose jobs diverged or failed, whose test results" in table.about
 
 
+def test_failed_jobs_older_than_a_setting_have_its_neutral_value(store):
+    since = {"neutral": '{"depth": 0}', "former": '{"rate": "lr"}'}
+    failed = {"status": "FAILED", "mark": False, "monitor": "val_accuracy"}
+    store.job("older", {}, rate=1, seed=3, **failed)
+    for depth, seed in ((0, 0), (0, 1), (1, 0)):
+        one(store, "older", 0.9 - 0.1 * depth, 0.1, lr=1, depth=depth, seed=seed, tags=since)
+    jobs = tables.jobs("older")
+    for wanted, states in ({"depth": 1}, []), ({"lr": 1}, ["failed"]):
+        rows = tables.unfinished("older", "run", wanted).to_dict("records")
+        assert [row["state"] for row in rows] == states
+    jobs.attrs[tables.UNFINISHED] = rows
+    found = texts(paper_tables.results(jobs))
+    assert [found["depth 0"][0], found["depth 1"][0]] == ["1/3 failed", "0.800"]
+
+
 def test_what_is_in_no_mean_is_said(store):
     """Jobs that finished without a number, and metrics that were only validated."""
     grid(store, "unknown", {1: 0.9, 2: 0.8}, seeds=3)

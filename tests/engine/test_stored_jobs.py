@@ -49,12 +49,14 @@ def test_both_ways_of_reading_agree(store, monkeypatch):
     for seed, status in enumerate(("FAILED", "KILLED", "FINISHED")):
         store.job("tries", {}, status=status, mark=status == "FINISHED", seed=seed, lr=0.1)
     tries = [("seed=0 lr=0.1", "failed"), ("seed=1 lr=0.1", "paused or interrupted")]
-    assert [(job["job_id"], job["state"]) for job in stored_jobs.unfinished("tries")] == tries
+    unfinished = stored_jobs.unfinished(stored_jobs.every("tries"))
+    assert [(job["job_id"], job["state"]) for job in unfinished] == tries
     by_sql = states("sweep"), stored_jobs.histories(runs, "val_loss")
     monkeypatch.setattr(stored_jobs, "sqlite_path", lambda: None)
     monkeypatch.setattr(stored_jobs, "LONGEST_QUERY", 600.0)  # the machine may be busy
     assert stored_jobs.jobs("sweep") == jobs
-    assert [(job["job_id"], job["state"]) for job in stored_jobs.unfinished("tries")] == tries
+    unfinished = stored_jobs.unfinished(stored_jobs.every("tries"))
+    assert [(job["job_id"], job["state"]) for job in unfinished] == tries
     assert states("sweep") == by_sql[0]
     assert str(stored_jobs.histories(runs, "val_loss")) == str(by_sql[1])
     assert {math.inf, -math.inf} < {value for _, _, value in by_sql[1]}

@@ -83,7 +83,7 @@ def jobs(
     table = pd.DataFrame(rows)
     table["stale"] = [bool(evidence.change) for _, evidence in chosen]
     table["unchecked"] = [evidence.unchecked for _, evidence in chosen]
-    settings = _settings(found)
+    settings = _settings(found, found)
     for name, values in settings.items():
         table[name] = pd.Series(values, dtype=object if None in values else None)
     table.attrs |= {"settings": sorted(settings), "roles": roles(kind), "nested": nested(kind)}
@@ -112,13 +112,14 @@ def joined(jobs: pd.DataFrame, inputs: pd.DataFrame) -> pd.DataFrame:
 def unfinished(experiment: str, script: str, wanted: Mapping[str, Any]) -> pd.DataFrame:
     """Return the settings of the jobs that were tried and have no results, why (`state`), and what
     they cost, one row per job; settings must have the values `wanted`, as in `only`."""
-    found = [
+    every = [
         job
-        for job in stored_jobs.unfinished(experiment)
+        for job in stored_jobs.every(experiment)
         if runtime.TAG not in job["tags"] and stored_jobs.script_of(job) == script
     ]
+    found = stored_jobs.unfinished(every)
     table = pd.DataFrame({"job_id": [job["job_id"] for job in found]})
-    for name, values in _settings(found).items():
+    for name, values in _settings(found, every).items():
         table[name] = pd.Series(values, dtype=object)
     table["state"] = [job["state"] for job in found]
     table[SEARCH] = [_draw(job["tags"]) for job in found]
@@ -229,13 +230,15 @@ def continuing(jobs: pd.DataFrame) -> "pd.Series[bool]":
     return given.map(lambda value: str(value).endswith((LAST, FORK))).astype(bool)
 
 
-def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
-    """The values of a setting, converted back from the stored text if that works for all of
-    them."""
+def _settings(
+    found: list[stored_jobs.StoredJob], every: list[stored_jobs.StoredJob]
+) -> dict[str, list[Any]]:
+    """The values that jobs have of the settings of every job, converted back from the stored text
+    if that works for all of them."""
     # The neutral values of settings that some jobs are older than, and former names.
     older: dict[str, Any] = {}
     renamed: dict[str, str] = {}
-    for job in sorted(found, key=lambda job: job["ended"]):  # the newest counts
+    for job in sorted(every, key=lambda job: job["ended"]):  # the newest counts
         older |= json.loads(job["tags"].get("neutral", "{}"))
         renamed |= json.loads(job["tags"].get("former", "{}"))
 
@@ -247,7 +250,7 @@ def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
 
     params = [{today(name): text for name, text in job["params"].items()} for job in found]
     settings: dict[str, list[Any]] = {}
-    for name in set(older).union(*params):
+    for name in {*older, *(today(name) for job in every for name in job["params"])}:
         texts = [each.get(name, str(older.get(name))) for each in params]
         values = [stored_jobs.fresh_value(text) for text in texts]
         if any(isinstance(value, str) for value in values):

@@ -117,9 +117,9 @@ def jobs(experiment: str) -> list[StoredJob]:
     return list({(job["job_id"], job["tags"].get("code")): job for job in over}.values())
 
 
-def unfinished(experiment: str) -> list[StoredJob]:
+def unfinished(runs: Iterable[StoredJob]) -> list[StoredJob]:
     """Return the newest attempt at each job that is not over with any code, by job id."""
-    found = sorted(every(experiment), key=lambda job: (job["job_id"], job["started"]))
+    found = sorted(runs, key=lambda job: (job["job_id"], job["started"]))
     over = {job["job_id"] for job in found if job["state"] in OVER}
     return [*{job["job_id"]: job for job in found if job["job_id"] not in over}.values()]
 
