@@ -113,6 +113,16 @@ def test_failed_jobs_older_than_a_setting_have_its_neutral_value(store):
     assert [found["depth 0"][0], found["depth 1"][0]] == ["1/3 failed", "0.800"]
 
 
+def test_what_bold_and_dashes_say_holds_for_rows_of_few_repeats_and_without_results(store):
+    grid(store, "two", {1: 0.9, 2: 0.7})
+    grid(store, "two", {3: 0.9}, seeds=2)
+    one(store, "two", math.nan, 0.1, lr=4, seed=0)
+    table = paper_tables.results(tables.jobs("two"))
+    assert not table.rows["lr 3"][0].bold and table.rows["lr 4"][0].text == paper_tables.NOTHING
+    assert "and all rows of 3 repeats or more whose test results cannot be told" in table.about
+    assert f" {paper_tables.NOTHING}: not run, or no finite result." in table.about
+
+
 def test_what_is_in_no_mean_is_said(store):
     """Jobs that finished without a number, and metrics that were only validated."""
     grid(store, "unknown", {1: 0.9, 2: 0.8}, seeds=3)

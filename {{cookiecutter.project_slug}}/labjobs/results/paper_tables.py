@@ -563,8 +563,10 @@ def _bold(table: Table, each: str = "rows", of: str = "column") -> str:
     """What bold cells and dashes are, if there are any."""
     cells = [cell for row in table.rows.values() for cell in row]
     lost = any(cell.text.endswith(LOST) for cell in cells)
-    those = f"{each}, none of whose jobs {' or '.join(LOST)}," if lost else each
+    few = any(record["n"] > 0 and not record["interval"] for record in table.records)
+    those = f"{each} of {NEEDED} repeats or more" if few else each
+    those += f", none of whose jobs {' or '.join(LOST)}," if lost else ""
     bold = f" Bold: † and all {those} whose test results cannot be told apart from its own (5% "
     bold += f"level for all {each} of a {of} together)."
-    dash = f" {NOTHING}: not run."
+    dash = f" {NOTHING}: not run, or no finite result."
     return bold * any(c.bold for c in cells) + dash * any(c.text == NOTHING for c in cells)
