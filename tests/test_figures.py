@@ -671,6 +671,7 @@ def test_a_paper_is_compared_with_the_results(draw, tmp_path, capsys, monkeypatc
     \usepackage[margin=1.25in]{{geometry}}
     \begin{{document}}
     With {known}, or {100 * float(known):.1f}\%, it is better than 0.12345. % and than 0.54321
+    It is 0.1357 in all runs, $54.2468_{{0.0135}}$, ${known}\pm0.0777$ and 7.77x as fast.
     \includegraphics{{ranking.pdf}} \hspace{{0.98765in}}
     \includegraphics[width=1.5in]{{x/ranking.pdf}}
     \end{{document}}
@@ -682,9 +683,13 @@ def test_a_paper_is_compared_with_the_results(draw, tmp_path, capsys, monkeypatc
         runpy.run_path(str(PLOT), run_name="__main__")
     said = capsys.readouterr().out.splitlines()
     assert end.value.code == 1
-    assert said[0] == f"{paper}:4: no result is 0.12345"
-    assert said[1].startswith(f"{paper}:6: x/ranking.pdf is included at 46%, with text of 4.2 pt; ")
-    assert len(said) == 2
+    wrong = [
+        ("4", "0.12345"),
+        *(("5", n) for n in ("0.1357", "54.2468", "0.0135", "0.0777", "7.77")),
+    ]
+    assert said[:6] == [f"{paper}:{line}: no result is {number}" for line, number in wrong]
+    assert said[6].startswith(f"{paper}:7: x/ranking.pdf is included at 46%, with text of 4.2 pt; ")
+    assert len(said) == 7
 
 
 def test_the_checklist_counts_what_was_tried(draw, capsys, monkeypatch, store):

@@ -18,13 +18,16 @@ from labjobs.results import groups, paper_tables, style, tables
 from labjobs.results.metrics import NoResults
 from labjobs.results.style import Venue
 
-LENGTH = r"\s*(?:pt|in|cm|mm|em|ex|bp)\b|\\[a-z]*width"
+LENGTH = r"in\b|\s*(?:pt|cm|mm|em|ex|bp)\b|\\[a-z]*width"  # but `0.93 in all runs` is none
 
-NUMBER = re.compile(rf"(?<![\w.\\])\d+\.\d+(?!\w|\.\d|{LENGTH})")
-"""A decimal number that is no length and no version."""
+NUMBER = re.compile(rf"(?<![^\W_]|[.\\])\d+\.\d+(?![^\W_x]|\.\d|{LENGTH})")
+"""A decimal number that is no length and no version; `1.7x` and `0.93_{0.01}` are numbers."""
 
-UNSEEN = re.compile(r"(?<!\\)%.*|\\(?:input|includegraphics|[vh]space|label|ref|cite\w*)\b[^}]*}")
-"""What is not text: comments, files, references."""
+UNSEEN = re.compile(
+    r"(?<!\\)%.*|\\(?:input|includegraphics|[vh]space|label|ref|cite\w*)\b[^}]*}"
+    r"|\\(?![a-z]*width)[A-Za-z]+"
+)
+"""What is not text: comments, files, references, and commands such as `\\pm` in `0.93\\pm0.01`."""
 
 INCLUDED = re.compile(r"\\includegraphics\s*(?:\[([^]]*)\])?\s*{([^}]*)}")
 
@@ -47,7 +50,7 @@ def findings(paper: Path, figures: Path, of_tables: Path) -> list[str]:
     before = text.count("\n", 0, len(text) - len(body))
     found = []
     for place, line in enumerate(body.split("\n"), before + 1):
-        for number in NUMBER.findall(UNSEEN.sub("", line)):
+        for number in NUMBER.findall(UNSEEN.sub(" ", line)):
             if not any(_is(value, number) for value in known):
                 found.append(f"{paper}:{place}: no result is {number}")
         found += [f"{paper}:{place}: {each}" for each in _scaled(line, figures)]
