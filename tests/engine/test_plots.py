@@ -308,6 +308,9 @@ def test_what_is_neither_cheaper_nor_better_is_not_on_the_line():
     (front,) = [line for line in ax.lines if line.get_drawstyle() == "steps-post"]
     assert [*zip(*front.get_data(), strict=True)] == [(1, 0.5), (9, 0.8), (ax.get_xlim()[1], 0.8)]
     assert ax.get_xlim() == pytest.approx((0, 9.45))  # costs that are about the same look so
+    free = {**series, "free": series["small"].assign(cost=math.nan)}
+    with pytest.raises(NoResults, match=r"the jobs \(free\) have no record of what they cost"):
+        plots.costs(ax, free, "cost", HIGHER, style.looks(free))
     with pytest.raises(NoResults, match="no record of what they cost"):
         plots.costs(ax, series, "gpu_hours", HIGHER, style.looks(series))
 

@@ -240,12 +240,13 @@ def costs(
 ) -> None:
     """Draw the mean results of series of jobs, by their names, with 95 % intervals, by the mean of
     a column of costs, and a line along those that no other beats in both, which ends at the edge.
-    Raises NoResults if the jobs have no record of it."""
+    Raises NoResults if some of them have no record of it."""
     known = {name: own.loc[groups.finite(own, metric.result).index] for name, own in jobs.items()}
     prices = {name: groups.finite(own, cost).mean() for name, own in known.items()}
     prices = {name: price for name, price in prices.items() if price > 0}
-    if not prices:
-        raise NoResults("the jobs have no record of what they cost")
+    if lacking := [name for name, own in known.items() if len(own) and name not in prices]:
+        whose = f" ({'; '.join(lacking)})" if len(lacking) < len(known) else ""
+        raise NoResults(f"the jobs{whose} have no record of what they cost ({cost})")
     each = {name: sample(known[name], metric) for name in prices}
     best, front = -np.inf, []
     for name in sorted(each, key=lambda n: (prices[n], -metric.sign * each[n].interval.mean)):
