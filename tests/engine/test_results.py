@@ -61,6 +61,16 @@ def test_a_job_older_than_a_setting_has_its_neutral_value(store):
     assert groups.varied(tables.jobs("later")) == []
 
 
+def test_jobs_without_a_metric_do_not_count_as_those_that_never_reached_its_target(store):
+    metric = metrics.Measured("accuracy", Metric(better="higher", target=0.4), "val")
+    one(store, "target", seed=0)
+    one(store, "target", status="FAILED", results=(), seed=1)
+    assert len(tables.times_to(tables.jobs("target"), metric)) == 2
+    store.job("target", {"val_loss": [1.0]}, model="mlp", monitor="none", seed=2)
+    with pytest.raises(NoResults, match="1 of 3 jobs have no validation accuracy"):
+        tables.times_to(tables.jobs("target"), metric)
+
+
 def test_renamed_settings_have_todays_names(store):
     one(store, "renamed", rate=0.1)
     one(store, "renamed", step_size=0.1, seed=1, tags={"former": '{"rate": "step_size"}'})

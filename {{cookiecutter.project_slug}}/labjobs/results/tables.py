@@ -20,11 +20,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from labjobs import layout
-from labjobs.errors import cause, require_known
+from labjobs.errors import cause, few, require_known
 from labjobs.files import read_json, read_record
 from labjobs.job import runtime
 from labjobs.job.identity import DEFAULT
-from labjobs.results.metrics import DECLARED, Measured, NoResults
+from labjobs.results.metrics import CURE, DECLARED, Measured, NoResults
 from labjobs.settings import FORK, LAST, nested, roles
 from labjobs.tracking import stored_jobs
 
@@ -208,11 +208,18 @@ def times_to(jobs: pd.DataFrame, metric: Measured) -> pd.DataFrame:
     """Return the jobs with the seconds of training and evaluation until a metric first reached its
     target (`reached`, NaN if it never did) and until the job's end (`lasted`; if it diverged, the
     end of the longest job). Jobs that continue a shorter job are left out, because their curves do
-    not say when they first reached the target. Raises NoResults if none has reached it.
+    not say when they first reached the target. Raises NoResults if none has reached it, or if some
+    have finished without values of the metric.
     """
     jobs = jobs[~continuing(jobs)]
     seconds = _points(jobs, "elapsed_seconds").set_index(["job_id", "step"])["value"]
     values = _points(jobs, metric.key).set_index(["job_id", "step"])["value"]
+    known = jobs["diverged"] | jobs["job_id"].isin(values.index.get_level_values("job_id"))
+    if not known.all():
+        without = few(jobs.loc[~known, "job_id"], 3)
+        raise NoResults(
+            f"{(~known).sum()} of {len(jobs)} jobs have no {metric} ({without}); {CURE}"
+        )
     target = metric.declared.target
     assert target is not None
     there = metric.sign * values >= metric.sign * target
