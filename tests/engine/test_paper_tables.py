@@ -184,6 +184,12 @@ def test_rows_of_whole_numbers_beside_fractions(store):
     assert all(isinstance(record["epochs"], int) for record in table.records)
 
 
+def test_an_ablation_tells_values_apart_that_are_equal_in_three_digits(store):
+    grid(store, "close", {0.12341: 0.9, 0.12344: 0.7, 0.2: 0.5})
+    changed = paper_tables.ablation(tables.jobs("close"), {"lr": 0.12341})
+    assert [*changed.rows] == ["baseline", "lr: 0.12341 → 0.12344", "lr: 0.12341 → 0.2"]
+
+
 def test_an_ablation_changes_one_setting_of_the_baseline(store):
     for model in ("mlp", "convnet"):
         grid(store, "ablation", {1: 0.9, 2: 0.7}, model=model)

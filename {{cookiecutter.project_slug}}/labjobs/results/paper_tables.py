@@ -353,13 +353,14 @@ class _Grid:
         """Return what rows are called that differ from the reference in one setting."""
         base, found = self.settings[reference], {}
         nested = {*self.jobs.attrs.get("nested", ())}
+        texts = {name: style.names(own[name] for own in self.settings.values()) for name in self.by}
         for row, own in self.settings.items():
             changed = [name for name in self.by if own[name] != base[name]]
             # Momentum, if only the baseline's optimizer or the other one has any.
             also = {name for name in nested & {*changed} if None in (own[name], base[name])}
             if len({*changed} - also) == 1:
                 (name,) = {*changed} - also
-                before, after = (style.names([each[name]])[each[name]] for each in (base, own))
+                before, after = (texts[name][each[name]] for each in (base, own))
                 more = [(style.setting(n), own[n]) for n in sorted(also) if own[n] is not None]
                 text = "".join(f", {n} {value}" for n, value in more)
                 found[row] = f"{style.setting(name)}: {before} → {after}{text}"
