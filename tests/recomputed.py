@@ -567,7 +567,7 @@ OF_TABLES: list[tuple[str, Test]] = [
     (r" ± and parentheses: 95% intervals over (.*?)\.(?= |$)", _over),
     (r" Means of fewer than 3 repeats have no interval\.", lambda c: None),
     (r" Bold: .*?(?:rows|columns) of a (?:column|row) together\)\.", lambda c: None),
-    (r" .: not run\.", lambda c: None),
+    (r" .: not run, or no finite result\.", lambda c: None),
     (r" Set \d:(?= )", lambda c: None),
     (r" †: the best by (validation [\w-]+)(, ranked by the median .*? worst)?\.", _dagger),
     (

@@ -145,11 +145,7 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     chosen_by = "".join(f" {task[:1].upper()}{task[1:]}:{how}" for task, how in said.items() if how)
     chosen_by = said.popitem()[1] if len({*said.values()}) == 1 else chosen_by
     table.about = _intervals(every) + _bold(table) + chosen_by + _unknown(table, metrics)
-    table.about += fewer + others
-    shown_jobs = {job for record in table.records for job in record["job_ids"].split()}
-    if grid.jobs.loc[groups.confirming(grid.jobs), "job_id"].isin(shown_jobs).any():
-        table.about += f" Settings that have seeds from {CONFIRMING} on are shown by these jobs"
-        table.about += " alone, which had no part in the choice."
+    table.about += fewer + others + _confirmed(table, grid.jobs)
     return _turned(table) if len(metrics) == 1 < MOST_TASKS < len(table.columns) else table
 
 
@@ -213,7 +209,7 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
         table.about += f" Bold: what can be told from no difference ({level})."
     if further := len(grid.names) - len(once) - 1:
         table.about += f" Not shown: {counted(further, 'setting')} with more than one change."
-    table.about += _unknown(table, metrics) + fewer + others
+    table.about += _unknown(table, metrics) + fewer + others + _confirmed(table, grid.jobs)
     return table
 
 
@@ -547,6 +543,14 @@ def _intervals(samples: Iterable[Sample]) -> str:
     if not known:
         return f" Means of fewer than {NEEDED} repeats have no interval."
     return f" ± and parentheses: 95% intervals over {known}."
+
+
+def _confirmed(table: Table, jobs: pd.DataFrame) -> str:
+    shown = {job for record in table.records for job in record["job_ids"].split()}
+    if not jobs.loc[groups.confirming(jobs), "job_id"].isin(shown).any():
+        return ""
+    which = f"Settings that have seeds from {CONFIRMING} on are shown by these jobs alone"
+    return f" {which}, which had no part in the choice."
 
 
 def _unknown(table: Table, metrics: Iterable[Measured]) -> str:
