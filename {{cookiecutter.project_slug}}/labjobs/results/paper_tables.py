@@ -371,9 +371,10 @@ def tried(jobs: pd.DataFrame) -> pd.DataFrame:
     for name in jobs.attrs["settings"]:
         if len({isinstance(each, str) for each in tried[name].dropna()}) > 1:  # without an order
             tried[name] = tried[name].map(str)
-    results = own.select_dtypes("number").columns.difference(jobs.attrs["settings"])
-    for name in results:  # those of jobs without results are missing
-        tried[name] = pd.to_numeric(tried[name], errors="coerce")
+    for name in own.select_dtypes("number"):  # those of jobs without results are missing
+        numbers = pd.to_numeric(tried[name], errors="coerce")
+        if name not in jobs.attrs["settings"] or numbers.notna().all():
+            tried[name] = numbers
     tried["diverged"] = tried["state"] == "diverged"
     tried.attrs = dict(jobs.attrs)
     return tried
