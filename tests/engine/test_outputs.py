@@ -177,7 +177,7 @@ class InEach(Keeping):
 
 
 def test_outputs_of_an_evaluation_in_training_are_refused(toy):
-    """They would be taken for those of test examples, once for each evaluation."""
+    """Otherwise, each evaluation would add its validation examples to those of the test."""
     done = toy.run(loop=InEach(lambda points, labels: {"label": labels}), epochs=2)
     assert done.status == 1
     assert "failed: job.keep_outputs: keeps test examples, once training has ended" in done.said

@@ -258,7 +258,7 @@ def _proofs(jobs: Sequence[JobFolder[Any]], verify: bool) -> dict[Codes, dict[st
             count = counted(len(alike[old, new]), "job")
             why = "their code then was accepted as the same as that of jobs with other bits now"
             leave(exit_status.FAILED, f"not accepted for {count}: {why}")
-            proof[""] = ""
+            found[old, new] = dict.fromkeys(proof, "")
     return found
 
 
@@ -317,7 +317,7 @@ def _settings_read(job: JobFolder[Any]) -> Set[str]:
     leading = (_leading(text, frozenset(above)) for text in texts.values() if above & _words(text))
     passed = set[str]().union(*leading)
     makers = {part for part in texts if _name(part) in passed - above}
-    words = passed | _named(changed, texts) | _named(makers, texts, above)
+    words = passed | _words_below(changed, texts) | _words_below(makers, texts, above)
     own = [text for part, text in texts.items() if part.startswith("settings:")]
     rules = dict(each for text in own for each in _functions(text))
     while more := set[str]().union(*(rules[name] for name in words & rules.keys())) - words:
@@ -325,8 +325,11 @@ def _settings_read(job: JobFolder[Any]) -> Set[str]:
     return every if words & INDIRECT else every & words
 
 
-def _named(parts: Set[str], texts: Mapping[str, str], but: Set[str] = frozenset()) -> set[str]:
-    """The words of some parts and of all that they name, except some."""
+def _words_below(
+    parts: Set[str], texts: Mapping[str, str], but: Set[str] = frozenset()
+) -> set[str]:
+    """The words in these parts of the code, in those that they name, and so on; without the parts
+    whose names are in `but`."""
     words = set[str]()
     while parts:
         new = set[str]().union(*(_words(texts.get(part, "")) for part in parts)) - words

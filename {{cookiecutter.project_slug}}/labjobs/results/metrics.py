@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from labjobs.errors import SettingsError, few, require_known
-from labjobs.results.style import label, number, signed
+from labjobs.results.style import metric_label, number, signed
 from labjobs.settings import Metric, from_plain
 
 Part = Literal["train", "val", "test"]
@@ -138,7 +138,7 @@ def declared(jobs: pd.DataFrame) -> dict[str, Metric]:
                 f"delete them ({few(fewest, 3)})"
             )
     own = metrics.keys() - {*jobs.attrs.get("settings", ())}  # a label may be that of a setting
-    return metrics | {n: replace(metrics[n], label=label(n, metrics[n].label)) for n in own}
+    return metrics | {n: replace(metrics[n], label=metric_label(n, metrics[n].label)) for n in own}
 
 
 def monitored(jobs: pd.DataFrame) -> Measured:

@@ -180,7 +180,7 @@ def label_settings(labels: Mapping[str, str]) -> None:
     _labels.update(labels)
 
 
-def label(name: str, usual: str) -> str:
+def metric_label(name: str, usual: str) -> str:
     """Return what LABELS of plot.py calls a metric, or else the usual label."""
     return _labels.get(name, usual)
 

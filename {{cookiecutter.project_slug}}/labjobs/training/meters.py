@@ -396,10 +396,8 @@ class TrainMeter:
 
 def _check_unchanged(steps: list[Step]) -> None:
     """Raise JobError for what is not as it was measured."""
-    for name, part in (
-        (name, part) for s in steps for name, each in s.sums for part in each.tensors
-    ):
-        if not part.is_inference() and part._version:
+    for name, each in (named for step in steps for named in step.sums):
+        if any(not part.is_inference() and part._version for part in each.tensors):
             line = f"was changed in place after it was logged; log {name}.clone()"
             raise JobError(f"job.log: {name} {line}")
 
