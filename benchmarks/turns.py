@@ -11,6 +11,7 @@ from typing import Any
 
 import run
 import torch
+from labjobs import devices
 from labjobs.attempt import Attempt
 from labjobs.cli.parser import parse
 from labjobs.data.batches import Batches
@@ -33,8 +34,9 @@ class Turns:
     `seconds` has the seconds per step of each loop, turn by turn.
     """
 
-    def __init__(self, batches: Batches, others: Loops, steps: int) -> None:
+    def __init__(self, batches: Batches, others: Loops, steps: int, device: torch.device) -> None:
         self.batches, self._others, self._steps = batches, others, steps
+        self._device = device
         self.seconds: dict[str, list[float]] = {name: [] for name in ("run.py", *others)}
         self._done = 0
 
@@ -54,11 +56,13 @@ class Turns:
             self._done += 1
 
     def _end(self) -> None:
+        devices.wait(self._device)
         self._note("run.py", self._begun)
         with torch.enable_grad():
             for name, loop in self._others.items():
                 begun = time.perf_counter()
                 next(loop)
+                devices.wait(self._device)
                 self._note(name, begun)
         self._begun = time.perf_counter()
 
@@ -85,7 +89,8 @@ def seconds_per_step(
     def main(job: Job[Settings]) -> dict[str, float]:
         """Train as run.py does, with the turns of the other loops in between."""
         model, batches, val, _ = run.load(job)
-        found.append(Turns(batches, by_hand(job.settings), steps))
+        found.append(Turns(batches, by_hand(job.settings), steps, job.device))
+        model.to(job.device)
         forward = job.prepare(run.forward, job.settings.precision)
         run.train(job, forward, model, found[0], val)
         return {}

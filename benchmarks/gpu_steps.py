@@ -1,0 +1,151 @@
+"""Training steps on a GPU: run.py's, as it is, compiled and as one CUDA graph, beside loops by hand.
+
+    python benchmarks/gpu_steps.py > benchmarks/gpu/steps.md
+
+The loops by hand are in gpu_loops.py.
+"""
+
+import argparse
+import json
+import re
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from best_steps import IMAGES, TOKENS
+from pages import machine, page, spread
+from projects import TEMPLATE, add, make, run
+from steps import DATASET, NETWORK
+
+LOOPS = Path(__file__).resolve().parent / "gpu_loops.py"
+RECIPES = TEMPLATE / "{{cookiecutter.project_slug}}" / "labjobs" / "docs" / "recipes.md"
+
+RESNET = "--model resnet18 --dataset random-images --precision"
+JOBS = {
+    "perceptron": "--model small --dataset random --val-fraction 0.03 --batch-size 64 --precision",
+    "resnet18, 64 images": f"--batch-size 64 {RESNET}",
+    "resnet18, 512 images": f"--batch-size 512 {RESNET}",
+    "GPT-2": "--model gpt2 --context 1024 --batch-size 16 --dataset random-tokens --loss-chunk 0 "
+    "--warmup 0 --precision",
+}
+"""The flags of the jobs, without the precision."""
+
+TURNS = {
+    "perceptron": (40, 200),
+    "resnet18, 64 images": (25, 40),
+    "resnet18, 512 images": (12, 10),
+    "GPT-2": (10, 4),
+}
+"""The turns of each loop, and the steps of a turn."""
+
+ALL = "bf16 --compile on --clip-norm 1 --ema 0.999 --log-every 1"
+FORMATS = ("fp32 --compile off", "tf32 --compile off", "bf16 --compile off", "bf16 --compile on")
+WAYS: dict[str, Sequence[str]] = {
+    "perceptron": (FORMATS[0], *FORMATS[2:]),
+    "resnet18, 64 images": FORMATS[2:],
+    "resnet18, 512 images": (*FORMATS, ALL),
+    "GPT-2": (*FORMATS, ALL),
+}
+"""The precision and flags of run.py that are compared."""
+
+GRAPHS = ("bf16 --compile off --graph on", "bf16 --compile on --graph on")
+GRAPHED: dict[str, Sequence[str]] = {
+    "perceptron": ("fp32 --compile off --graph on", *GRAPHS),
+    "resnet18, 64 images": GRAPHS,
+    "resnet18, 512 images": (),
+    "GPT-2": (),
+}
+"""The same for a run.py that gives its step to job.graphed."""
+
+
+def project(folder: Path, name: str, graphed: bool) -> Path:
+    """A project with a job's data."""
+    folder.mkdir()
+    made = make(str(folder), "language" if name == "GPT-2" else "classification")
+    if name == "GPT-2":
+        add(made, data=TOKENS.replace("200_000", "2_000_000"))
+    else:
+        add(made, models=NETWORK, data=DATASET + IMAGES.replace("2_000", "20_000"))
+    if graphed:
+        record_step(made)
+    return made
+
+
+def record_step(project: Path) -> None:
+    """Edit run.py as the recipe says."""
+    _, _, recipe = RECIPES.read_text().partition("\n## A step as one CUDA graph\n")
+    step, loop, *_ = re.findall(r"```python\n(.*?)```", recipe, re.DOTALL)
+    path = project / "run.py"
+    before, _, rest = path.read_text().partition("        for batch in job.steps(")
+    _, _, after = rest.partition("            ema.update()\n")
+    head, epochs, training = before.partition("    for _ in job.epochs():")
+    blocks = indented(step, 1), indented(loop, 2)
+    path.write_text(f"{head}{blocks[0]}\n{epochs}{training}{blocks[1]}{after}")
+
+
+def indented(text: str, times: int) -> str:
+    """Return some lines further to the right."""
+    return "".join(f"{'    ' * times}{line}" for line in text.splitlines(True))
+
+
+def measured(project: Path, name: str, ways: Sequence[str]) -> list[dict[str, Any]]:
+    """The seconds of a step by loop, turn by turn, for each of run.py's ways."""
+    turns, steps = TURNS[name]
+    jobs = [["--", *JOBS[name].split(), *way.split()] for way in ways]
+    words = [str(turns), str(steps), *(word for job in jobs for word in job)]
+    return [
+        json.loads(line) for line in run(project, str(LOOPS), *words).splitlines() if "{" in line
+    ]
+
+
+def row(name: str, way: str, found: dict[str, Any]) -> list[str]:
+    """A row: how long run.py's step takes, and the best loops by hand."""
+    seconds = {loop: statistics.median(each) for loop, each in found["seconds"].items()}
+    ours = seconds.pop("run.py")
+    rate = found["operations"] / ours / 1e12
+    cells = [name, f"`{way}`", spread([1000 * each for each in found["seconds"]["run.py"]], 3)]
+    for kind in ("measuring", ""):
+        best = min((loop for loop in seconds if loop.startswith(kind)), key=lambda l: seconds[l])
+        each = found["seconds"]
+        ratios = [mine / other for mine, other in zip(each["run.py"], each[best], strict=True)]
+        cells += [spread(ratios), best]
+    return [*cells, f"{rate:.1f}"]
+
+
+def main() -> None:
+    """Print the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=JOBS)
+    arguments = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, name in enumerate(arguments.jobs):
+            for graphed, ways in ((False, WAYS[name]), (True, GRAPHED[name])):
+                if not ways:
+                    continue
+                made = project(Path(folder) / f"{number}-{graphed}", name, graphed)
+                for way, found in zip(ways, measured(made, name, ways), strict=True):
+                    print(json.dumps([name, way, found]), file=sys.stderr, flush=True)
+                    rows.append(row(name, way, found))
+    about = (
+        f"{machine('torch', 'mlflow', gpu=torch.cuda.get_device_name())}. run.py's loop and ten by "
+        "hand take turns in one process, "
+        f"({', '.join(f'{name}: {TURNS[name][0]} of {TURNS[name][1]} steps' for name in JOBS)}); a "
+        "loop's time is the median over its turns, without the first two (least to most). run.py "
+        "measures two numbers in each step, as four of the loops by hand do; the others compute the "
+        "loss alone. A ratio is that of run.py's time to the loop by hand that was fastest, turn by "
+        "turn: median (least to most). The last column has the operations of the forward and the "
+        "backward pass, as torch counts them, over run.py's time. Jobs: "
+        f"{'; '.join(f'{name}, `{JOBS[name]}`' for name in arguments.jobs)}. `python "
+        "benchmarks/gpu_steps.py` makes this page."
+    )
+    head = ["", "run.py", "ms a step", "to the best that measures", "which is", "to the best"]
+    page("Training steps on a GPU", about, [*head, "which is", "TFLOP/s"], rows)
+
+
+if __name__ == "__main__":
+    main()
