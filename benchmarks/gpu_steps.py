@@ -1,4 +1,4 @@
-"""Training steps on a GPU: run.py's, as it is, compiled and as one CUDA graph, beside loops by hand.
+"""A training step on a GPU: run.py's, compiled or not, or one CUDA graph, beside loops by hand.
 
     python benchmarks/gpu_steps.py > benchmarks/gpu/steps.md
 
@@ -109,7 +109,7 @@ def row(name: str, way: str, found: dict[str, Any]) -> list[str]:
     rate = found["operations"] / ours / 1e12
     cells = [name, f"`{way}`", spread([1000 * each for each in found["seconds"]["run.py"]], 3)]
     for kind in ("measuring", ""):
-        best = min((loop for loop in seconds if loop.startswith(kind)), key=lambda l: seconds[l])
+        best = min((loop for loop in seconds if loop.startswith(kind)), key=seconds.__getitem__)
         each = found["seconds"]
         ratios = [mine / other for mine, other in zip(each["run.py"], each[best], strict=True)]
         cells += [spread(ratios), best]
@@ -134,12 +134,12 @@ def main() -> None:
     about = (
         f"{machine('torch', 'mlflow', gpu=torch.cuda.get_device_name())}. run.py's loop and ten by "
         "hand take turns in one process, "
-        f"({', '.join(f'{name}: {TURNS[name][0]} of {TURNS[name][1]} steps' for name in JOBS)}); a "
-        "loop's time is the median over its turns, without the first two (least to most). run.py "
-        "measures two numbers in each step, as four of the loops by hand do; the others compute the "
-        "loss alone. A ratio is that of run.py's time to the loop by hand that was fastest, turn by "
-        "turn: median (least to most). The last column has the operations of the forward and the "
-        "backward pass, as torch counts them, over run.py's time. Jobs: "
+        f"({', '.join(f'{name}: {TURNS[name][0]} of {TURNS[name][1]} steps' for name in JOBS)}). "
+        "A loop's time is the median over its turns, without the first two (least to most). run.py "
+        "measures two numbers in each step, as four of the loops by hand do; the others compute "
+        "the loss alone. A ratio is that of run.py's time to that of the fastest loop by hand, "
+        "turn by turn: median (least to most). The last column has the operations of the forward "
+        "and the backward pass, as torch counts them, over run.py's time. Jobs: "
         f"{'; '.join(f'{name}, `{JOBS[name]}`' for name in arguments.jobs)}. `python "
         "benchmarks/gpu_steps.py` makes this page."
     )
