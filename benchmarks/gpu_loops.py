@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from turns import Loops, seconds_per_step
 
+GPU = torch.device("cuda", 0)
 WARM_UP = 5
 """Steps before a step is recorded as a graph, which are not timed."""
 
@@ -60,31 +61,34 @@ class ByHand:
     def __init__(self, way: Way, settings: Settings, parts: Any, total: int) -> None:
         torch.manual_seed(0)
         self._settings, self._way, self._total = settings, way, total
-        self._inputs, self._labels = (each.cuda() for each in read(parts.train))
-        self._model = models.make(settings, parts.spec).cuda().train()
+        self._inputs, self._labels = (each.to(GPU) for each in read(parts.train))
+        self._model = models.make(settings, parts.spec).to(GPU).train()
         self._optimizer = optimizers.make(self._model, settings)
         self._region = torch.compile(way.region, dynamic=False) if way.compiled else way.region
         if way.graph:
             for group in self._optimizer.param_groups:
-                group["lr"] = torch.tensor(settings.lr, device="cuda")
+                group["lr"] = torch.tensor(settings.lr, device=GPU)
                 group["capturable"] = True
         self._batch = [each[: settings.batch_size].clone() for each in (self._inputs, self._labels)]
         self._order: Iterator[Tensor] = iter(())
-        self._measured = torch.zeros(2, device="cuda")
+        self._measured = torch.zeros(2, device=GPU)
         self._done = 0
+        self._stream = torch.cuda.Stream()  # the one that a graph is recorded on, from the start
 
     def turns(self, steps: int) -> Iterator[None]:
         """Take some steps each time that the next is asked for."""
         take = self._step
         while True:
             torch.backends.cudnn.benchmark = self._way.search
-            for _ in range(steps):
-                if self._way.graph and self._done == WARM_UP:
-                    take = self._recorded()
-                self._prepare()
-                take()
-                self._done += 1
-            self._measured.tolist()
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                for _ in range(steps):
+                    if self._way.graph and self._done == WARM_UP:
+                        take = self._recorded()
+                    self._prepare()
+                    take()
+                    self._done += 1
+                self._measured.tolist()
             torch.backends.cudnn.benchmark = False
             yield
 
@@ -99,7 +103,7 @@ class ByHand:
         """Set the learning rate, and the next batch."""
         rows = next(self._order, None)
         if rows is None or len(rows) < self._settings.batch_size:
-            order = torch.randperm(len(self._inputs), device="cuda")
+            order = torch.randperm(len(self._inputs), device=GPU)
             self._order = iter(order.split(self._settings.batch_size))
             rows = next(self._order)
         rate = self._settings.lr * (1 + math.cos(math.pi * self._done / self._total)) / 2
@@ -128,14 +132,8 @@ class ByHand:
 
     def _recorded(self) -> Callable[[], None]:
         """Return a step as one CUDA graph."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                self._step()
-        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=self._stream):
             self._step()
         return graph.replay
 
