@@ -11,9 +11,9 @@ import re
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from best_steps import IMAGES, TOKENS
@@ -35,8 +35,8 @@ JOBS = {
 """The flags of the jobs, without the precision."""
 
 TURNS = {
-    "perceptron": (40, 200),
-    "resnet18, 64 images": (25, 40),
+    "perceptron": (20, 100),
+    "resnet18, 64 images": (20, 25),
     "resnet18, 512 images": (12, 10),
     "GPT-2": (10, 4),
 }
@@ -102,18 +102,36 @@ def measured(project: Path, name: str, ways: Sequence[str]) -> list[dict[str, An
     ]
 
 
-def row(name: str, way: str, found: dict[str, Any]) -> list[str]:
-    """A row: how long run.py's step takes, and the best loops by hand."""
-    seconds = {loop: statistics.median(each) for loop, each in found["seconds"].items()}
-    ours = seconds.pop("run.py")
-    rate = found["operations"] / ours / 1e12
-    cells = [name, f"`{way}`", spread([1000 * each for each in found["seconds"]["run.py"]], 3)]
-    for kind in ("measuring", ""):
-        best = min((loop for loop in seconds if loop.startswith(kind)), key=seconds.__getitem__)
-        each = found["seconds"]
-        ratios = [mine / other for mine, other in zip(each["run.py"], each[best], strict=True)]
-        cells += [spread(ratios), best]
-    return [*cells, f"{rate:.1f}"]
+class Loop(NamedTuple):
+    """A loop, and how long its steps took."""
+
+    name: str
+    seconds: list[float]
+
+    @property
+    def median(self) -> float:
+        """The seconds of a step."""
+        return statistics.median(self.seconds)
+
+
+def rows(name: str, found: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
+    """A job's rows: each of run.py's ways, then the loops by hand, the slowest first."""
+    ours = [Loop(f"run.py, `{way}`", each["seconds"]["run.py"]) for way, each in found.items()]
+    by_hand = [
+        Loop(f"by hand, beside `{way}`: {loop}", seconds)
+        for way, each in found.items()
+        if "--graph" not in way
+        for loop, seconds in each["seconds"].items()
+        if loop != "run.py"
+    ]
+    operations = max(each["operations"] for each in found.values())
+    best = min(each.median for each in by_hand)
+    measuring = min(each.median for each in by_hand if "measuring" in each.name)
+    for loop in (*ours, *sorted(by_hand, key=lambda each: -each.median)):
+        seconds = loop.median
+        ratios = [f"{seconds / other:.2f}" for other in (measuring, best)]
+        milliseconds = spread([1000 * each for each in loop.seconds], 3)
+        yield [name, loop.name, milliseconds, *ratios, f"{operations / seconds / 1e12:.1f}"]
 
 
 def main() -> None:
@@ -121,30 +139,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=JOBS)
     arguments = parser.parse_args()
-    rows = []
+    table: list[list[str]] = []
     with tempfile.TemporaryDirectory() as folder:
         for number, name in enumerate(arguments.jobs):
+            found: dict[str, dict[str, Any]] = {}
             for graphed, ways in ((False, WAYS[name]), (True, GRAPHED[name])):
-                if not ways:
-                    continue
-                made = project(Path(folder) / f"{number}-{graphed}", name, graphed)
-                for way, found in zip(ways, measured(made, name, ways), strict=True):
-                    print(json.dumps([name, way, found]), file=sys.stderr, flush=True)
-                    rows.append(row(name, way, found))
+                if ways:
+                    made = project(Path(folder) / f"{number}-{graphed}", name, graphed)
+                    found |= zip(ways, measured(made, name, ways), strict=True)
+            print(json.dumps([name, found]), file=sys.stderr, flush=True)
+            table += rows(name, found)
     about = (
-        f"{machine('torch', 'mlflow', gpu=torch.cuda.get_device_name())}. run.py's loop and ten by "
-        "hand take turns in one process, "
+        f"{machine('torch', 'mlflow', gpu=torch.cuda.get_device_name())}. run.py's loop and loops "
+        "by hand take turns in one process "
         f"({', '.join(f'{name}: {TURNS[name][0]} of {TURNS[name][1]} steps' for name in JOBS)}). "
         "A loop's time is the median over its turns, without the first two (least to most). run.py "
-        "measures two numbers in each step, as four of the loops by hand do; the others compute "
-        "the loss alone. A ratio is that of run.py's time to that of the fastest loop by hand, "
-        "turn by turn: median (least to most). The last column has the operations of the forward "
-        "and the backward pass, as torch counts them, over run.py's time. Jobs: "
+        "measures two numbers in each step, as the loops by hand named measuring do; the others "
+        "compute the loss alone. A ratio is that of medians. The last column has the operations of "
+        "the forward and the backward pass, as torch counts them, over the time. Jobs: "
         f"{'; '.join(f'{name}, `{JOBS[name]}`' for name in arguments.jobs)}. `python "
         "benchmarks/gpu_steps.py` makes this page."
     )
-    head = ["", "run.py", "ms a step", "to the best that measures", "which is", "to the best"]
-    page("Training steps on a GPU", about, [*head, "which is", "TFLOP/s"], rows)
+    head = ["", "loop", "ms a step", "to the best that measures", "to the best", "TFLOP/s"]
+    page("Training steps on a GPU", about, head, table)
 
 
 if __name__ == "__main__":
