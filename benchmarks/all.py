@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -44,13 +45,16 @@ PAGES = {
 }
 """The commands that print them."""
 
-ON_GPU = ("buildup", "buildup-gpt", "loading", "checkpoints", "custom-kernels")
+ON_GPU = {
+    "steps": ("gpu_steps.py",),
+    **{name: PAGES[name] for name in ("loading", "checkpoints", "custom-kernels")},
+}
 """Pages of what a GPU does; the others measure the host, the disk or the store."""
 
 
-def measure(name: str, folder: Path, env: dict[str, str]) -> bool:
+def measure(name: str, command: Sequence[str], folder: Path, env: dict[str, str]) -> bool:
     """Write a page; returns whether its measurement ended well."""
-    script, *flags = PAGES[name]
+    script, *flags = command
     begun = time.monotonic()
     done = subprocess.run(
         [sys.executable, str(HERE / script), *flags], env=env, stdout=subprocess.PIPE, text=True
@@ -67,10 +71,16 @@ def measure(name: str, folder: Path, env: dict[str, str]) -> bool:
 def main() -> int:
     """Write the pages; returns 1 if a measurement failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"of {', '.join(PAGES)}")
+    parser.add_argument(
+        "pages",
+        nargs="*",
+        metavar="PAGE",
+        help=f"of {', '.join(PAGES)}; on a GPU, of {', '.join(ON_GPU)}",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     arguments = parser.parse_args()
-    if unknown := {*arguments.pages} - {*PAGES}:
+    pages = PAGES if arguments.device == "cpu" else ON_GPU
+    if unknown := {*arguments.pages} - {*pages}:
         parser.error(f"no such page: {', '.join(sorted(unknown))}")
     env, folder = dict(os.environ), HERE
     if arguments.device == "cpu":
@@ -82,8 +92,7 @@ def main() -> int:
             parser.error("--device cuda: torch sees no GPU")
         folder = HERE / "gpu"
         folder.mkdir(exist_ok=True)
-    pages = arguments.pages or (PAGES if arguments.device == "cpu" else ON_GPU)
-    ended = [measure(name, folder, env) for name in pages]
+    ended = [measure(name, pages[name], folder, env) for name in arguments.pages or pages]
     return 0 if all(ended) else 1
 
 

@@ -70,3 +70,10 @@ def test_what_a_graph_cannot_do_is_refused(project, fresh, line):
     assert done.returncode == 1
     said = done.stderr.splitlines()[-1]
     assert PYTHON[line] in said and "--graph off" in said
+
+
+def test_the_profile_knows_what_is_in_the_graph(project):
+    job = project.finish("--epochs", "1", "--graph", "on", "--profile", "3", "--note", "profiled")
+    report = (project.folder(job) / "profile.txt").read_text()
+    assert " examples a second in bf16\n" in report
+    assert "one CUDA graph, so" in report and "job.graphed" not in report

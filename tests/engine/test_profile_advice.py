@@ -11,6 +11,7 @@ CPU = Watched(
     device="cpu",
     precision="fp32",
     compiled=False,
+    graphed=False,
     loader="workers",
     plain=2.0,
     examples=600,
@@ -38,8 +39,9 @@ def test_a_job_that_computes_all_the_time_is_advised_nothing(seen):
     [
         (replace(CPU, waiting=0.5), ["--workers"]),
         (replace(CPU, waiting=0.5, loader="resident"), ["--batch-size"]),
-        (replace(GPU, busy=0.4), ["--batch-size larger"]),
-        (replace(GPU, busy=0.4, compiled=False), ["--compile on, or --batch-size larger"]),
+        (replace(GPU, busy=0.4, graphed=True), ["launch work: --batch-size larger"]),
+        (replace(GPU, busy=0.4), ["(job.graphed), --batch-size larger"]),
+        (replace(GPU, busy=0.4, compiled=False), ["(job.graphed), --compile on, or --batch-size"]),
         (replace(GPU, busy=0.4, waiting=0.6), ["--workers"]),  # it waits for data, not the host
         (replace(GPU, precision="fp32"), ["--precision bf16"]),
         (replace(GPU, precision="fp32", busy=0.3, waiting=0.7), ["--workers", "--precision"]),

@@ -108,6 +108,7 @@ class Job(Generic[S]):
         self._place = Place()
         self._shapes = UsualShapes(self._processes)
         self._precisions: dict[str, None] = {}  # those of what has been prepared, in order
+        self._prepared: list[Prepared] = []
         self._all_batches: list[Batches] = []
         self._at: dict[str, Any] | None = None  # of the background result that is being looked at
         self._spec: dict[str, Any] = {}
@@ -129,7 +130,9 @@ class Job(Generic[S]):
         self._compare_with_before()
         running = purpose.purpose()  # `jobs.py find` runs jobs too
         if steps := self.runtime.profile:
-            self._watcher = Profile(steps, self._folder.path, self.device, journal.files)
+            graphed = lambda: self._graphed is not None  # noqa: E731
+            where = steps, self._folder.path, self.device
+            self._watcher = Profile(*where, journal.files, self._prepared, graphed)
         elif running in (purpose.FIND_BATCH_SIZE, purpose.FIND_WORKERS):
             self._watcher = Pace(self.device, journal, lambda: self.step)
         elif running == purpose.FIND_NOISE_SCALE:
@@ -206,7 +209,8 @@ class Job(Generic[S]):
         wanted = compilation.wanted(choice, self.device, steps)
         self._background.compiles |= wanted
         compile = choice if wanted else "off"
-        return cast(F, Prepared(forward, chosen, compile, self._shapes.of_next()))
+        self._prepared.append(Prepared(forward, chosen, compile, self._shapes.of_next()))
+        return cast(F, self._prepared[-1])
 
     def init(self, **models: nn.Module) -> None:
         """Give models the best weights of the job that --init-from names, if it names one: before

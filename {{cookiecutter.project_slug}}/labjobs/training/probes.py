@@ -7,7 +7,7 @@
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import wraps
@@ -243,6 +243,7 @@ class Watched:
     device: str
     precision: str
     compiled: bool
+    graphed: bool
     loader: str
     plain: float
     examples: int
@@ -289,6 +290,8 @@ def _speed(seen: Watched) -> Iterator[str]:
     if seen.busy is not None:
         busy = f"the GPU is busy {seen.busy:.0%} of the time ({seen.copying:.0%} being sent data)"
         yield f"{busy}, idle {1 - seen.busy:.0%}"
+    if seen.graphed:
+        yield "forward, backward and optimizer are one CUDA graph, so they have no times below"
     yield f"{seen.peak / 2**20:,.1f} MiB of memory at most"
     slower = seen.seconds / seen.plain
     yield f"{slower:.1f} times as long while it was watched, as in all that follows"
@@ -313,6 +316,8 @@ def advice(seen: Watched) -> Iterator[tuple[float, str]]:
     idle = 1 - seen.busy - seen.waiting
     if idle > WORTH:
         change = "--batch-size larger" if seen.compiled else "--compile on, or --batch-size larger"
+        if not seen.graphed:  # which ends nearly all of it, for small networks
+            change = f"the step as one CUDA graph (job.graphed), {change}"
         change += "; --check names the lines at which the host waits for it"
         yield idle, f"the GPU waits for the host to launch work: {change}"
     half = seen.busy / 2  # which 16 bits save at least, where the GPU multiplies matrices
@@ -336,13 +341,19 @@ class Profile(Watcher):
     """Watches a job's steps, and writes files into its folder, whose names `finished` is told."""
 
     def __init__(
-        self, count: int, folder: Path, device: torch.device, finished: Callable[[list[str]], None]
+        self,
+        count: int,
+        folder: Path,
+        device: torch.device,
+        finished: Callable[[list[str]], None],
+        prepared: Sequence[Prepared],
+        graphed: Callable[[], bool],
     ) -> None:
         self._count, self._folder, self._device, self._finished = count, folder, device, finished
+        self._prepared, self._graphed = prepared, graphed
         self._steps: list[Step] = []
         self._ended = time.perf_counter()  # the last step
         self._open: tuple[float, Step] | None = None  # when a step began, and its start
-        self._functions: set[Prepared] = set()
         self._watching = ExitStack()
 
     def steps(self, stream: Stream, batches: Batches | None) -> Stream:
@@ -398,7 +409,8 @@ class Profile(Watcher):
         for owner, name, label in ((Prepared, "__call__", FORWARD), (Tensor, "backward", BACKWARD)):
             ranged = self._ranged(getattr(owner, name), label)
             self._watching.enter_context(patch.object(owner, name, ranged))
-        self._profiler = self._watching.enter_context(profile(activities=kinds))
+        # Of torch up to 2.11, the profiler warns if it is not to keep events of several cycles.
+        self._profiler = self._watching.enter_context(profile(activities=kinds, acc_events=True))
 
     def _ranged(self, function: Callable[..., Any], label: str) -> Callable[..., Any]:
         """The function as a range of torch's profiler, while the loop trains."""
@@ -408,8 +420,6 @@ class Profile(Watcher):
             """Call the function within its range."""
             if self._open is None:
                 return function(first, *arguments, **more)
-            if isinstance(first, Prepared):
-                self._functions.add(first)
             with record_function(label):
                 return function(first, *arguments, **more)
 
@@ -437,8 +447,9 @@ class Profile(Watcher):
             steps=self._count,
             batch_size=max(step.examples for step in plain),
             device=devices.describe(self._device),
-            precision=", ".join(sorted({f.precision.name for f in self._functions})) or "fp32",
-            compiled=any(each.compiled for each in self._functions),
+            precision=", ".join(sorted({f.precision.name for f in self._prepared})) or "fp32",
+            compiled=any(each.compiled for each in self._prepared),
+            graphed=self._graphed(),
             loader=self._loader,
             plain=seconds,
             examples=sum(step.examples for step in plain),
