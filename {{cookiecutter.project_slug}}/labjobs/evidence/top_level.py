@@ -16,6 +16,7 @@ Registries are dicts whose entries count by their keys:
 """
 
 import ast
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from labjobs.evidence.symbols import (
@@ -52,10 +53,9 @@ class Registries:
         self._symbols = symbols
         self.entries: dict[Name, list[Entry]] = {}
         """The entries of each registry, in the order of the source."""
-        self.later: set[ast.stmt] = set()
-        """Statements that add entries."""
-        self.adding: set[ast.AST] = set()
-        """Decorators that do so."""
+        self.adding: dict[ast.AST, Name] = {}
+        """Statements and decorators that add entries, and to which registry."""
+        self._named: set[ast.AST] = set()  # where these statements name it
         for module in modules:
             for name in module.definitions:
                 if value := _written_out(module, name):
@@ -65,6 +65,20 @@ class Registries:
         for module in modules:
             for statement in module.statements:
                 self._add(module, statement)
+        # Of one that is read on import, it matters what has been added by then.
+        read = {name for module in modules for name in self._read(module)}
+        for registry in read.intersection(self.adding.values()):
+            del self.entries[registry]
+        self.adding = {node: to for node, to in self.adding.items() if to in self.entries}
+
+    def _read(self, module: Module) -> Iterator[Name]:
+        """Yield what importing a module reads, besides naming the registries that it adds to."""
+        for statement in module.statements:
+            for node in everywhere(statement, at_import):
+                if isinstance(node, ast.Name | ast.Attribute) and node not in self._named:
+                    found = self._symbols.definition(module, node)
+                    if found and isinstance(node.ctx, ast.Load):
+                        yield found[0].name, found[1]
 
     def _add(self, module: Module, statement: ast.stmt) -> None:
         """Note the entries that a statement, or its decorators, add."""
@@ -73,14 +87,15 @@ class Registries:
                 case ast.Call(function, [key], []) if _text(key):
                     if registry := self._filled_by(module, function):
                         self.entries[registry].append(Entry(_text(key), module, statement))
-                        self.adding.add(decorator)
+                        self.adding[decorator] = registry
         match statement:
             case ast.Assign(targets=[ast.Subscript(value=owner, slice=key)], value=value):
                 found = self._symbols.definition(module, owner)
                 name = (found[0].name, found[1]) if found else None
                 if name in self.entries and _text(key):
                     self.entries[name].append(Entry(_text(key), module, value))
-                    self.later.add(statement)
+                    self.adding[statement] = name
+                    self._named.add(owner)
 
     def _filled_by(self, module: Module, function: ast.expr) -> Name | None:
         """Return the registry to which a function such as `register` adds, and does no more."""
@@ -234,7 +249,7 @@ class Effects:
                 return self._is_value(value)
             case ast.AnnAssign(target=ast.Name(), annotation=kind, value=value):
                 return self._is_value(kind) and (value is None or self._is_value(value))
-            case ast.Assign(value=value) if statement in self._registries.later:
+            case ast.Assign(value=value) if statement in self._registries.adding:
                 return self._is_value(value)
         return type(statement).__name__ == "TypeAlias"
 
