@@ -9,7 +9,7 @@ worst = tables.logged(jobs, "worst")
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from io import BytesIO
@@ -179,29 +179,30 @@ def curves(jobs: pd.DataFrame, key: str, along: str = "step") -> pd.DataFrame:
     optimizer step), `value`, and `at`, the place of the step on an axis of ALONG. If a step was
     logged twice, the last value counts. Raises NoResults where no job has the metric.
     """
-    found = _points(jobs, key, ("job_id", *jobs.attrs["settings"]))
+    points = _points(jobs, key)
     require_known([along], ALONG, "plot.py: no curves along {}")
+    if along in ("epoch", "seconds"):
+        places = _points(jobs, {"epoch": "epoch", "seconds": "elapsed_seconds"}[along])
+        points = points.merge(places.rename(columns={"value": "at"}))
+    about = jobs[["job_id", *jobs.attrs["settings"]]].take(points.pop("row").to_numpy())
+    found = about.reset_index(drop=True).join(points)
     if along == "examples":
         if "batch_size" not in found:
             raise NoResults("curves along examples need a setting batch_size")
         return found.assign(at=found["step"] * found["batch_size"])
-    if along == "step":
-        return found.assign(at=found["step"])
-    places = _points(jobs, {"epoch": "epoch", "seconds": "elapsed_seconds"}[along])
-    return found.merge(places.rename(columns={"value": "at"}))
+    return found.assign(at=found["step"]) if along == "step" else found
 
 
-def _points(jobs: pd.DataFrame, key: str, columns: Iterable[str] = ("job_id",)) -> pd.DataFrame:
-    """The history of a metric in the finished jobs, and these columns of the jobs."""
-    of_run = jobs[~jobs["diverged"]].set_index("run_id")
-    found = stored_jobs.histories([*of_run.index], key)
-    points = pd.DataFrame(found, columns=["run_id", "step", "value"])
-    points = points.drop_duplicates(["run_id", "step"], keep="last", ignore_index=True)
+def _points(jobs: pd.DataFrame, key: str) -> pd.DataFrame:
+    """The history of a metric in the finished jobs: `row` (the number of a job's row), `step` and
+    `value`. Numbers, since there may be a million points."""
+    rows = np.flatnonzero(~jobs["diverged"])
+    found = stored_jobs.histories([*jobs["run_id"].iloc[rows]], key)
+    points = pd.DataFrame(found, columns=["row", "step", "value"])
+    points = points.drop_duplicates(["row", "step"], keep="last", ignore_index=True)
     if points.empty:
         raise NoResults(f"no finished job has logged {key}")
-    rows = of_run.index.get_indexer(pd.Index(points["run_id"]))
-    own = of_run[[*columns]].take(rows).reset_index(drop=True)
-    return own.join(points[["step", "value"]])
+    return points.assign(row=rows[points["row"]])
 
 
 def times_to(jobs: pd.DataFrame, metric: Measured) -> pd.DataFrame:
@@ -212,9 +213,8 @@ def times_to(jobs: pd.DataFrame, metric: Measured) -> pd.DataFrame:
     have finished without values of the metric.
     """
     jobs = jobs[~continuing(jobs)]
-    seconds = _points(jobs, "elapsed_seconds").set_index(["job_id", "step"])["value"]
-    values = _points(jobs, metric.key).set_index(["job_id", "step"])["value"]
-    known = jobs["diverged"] | jobs["job_id"].isin(values.index.get_level_values("job_id"))
+    seconds, values = (_points(jobs, key) for key in ("elapsed_seconds", metric.key))
+    known = jobs["diverged"] | np.isin(np.arange(len(jobs)), values["row"])
     if not known.all():
         without = few(jobs.loc[~known, "job_id"], 3)
         raise NoResults(
@@ -222,13 +222,16 @@ def times_to(jobs: pd.DataFrame, metric: Measured) -> pd.DataFrame:
         )
     target = metric.declared.target
     assert target is not None
-    there = metric.sign * values >= metric.sign * target
-    if not there.any():
+    there = values[metric.sign * values["value"] >= metric.sign * target]
+    if there.empty:
         cure = "train longer or declare another target in METRICS"
         raise NoResults(f"no job has reached a {metric} of {metric.goal}; {cure}")
-    first = seconds.reindex(values.index[there]).groupby("job_id").min()
-    lasted = jobs["job_id"].map(seconds.groupby("job_id").max()).fillna(seconds.max())
-    return jobs.assign(reached=jobs["job_id"].map(first), lasted=lasted)
+    first, last = (
+        points.groupby("row")["value"].agg(end).reindex(range(len(jobs)))
+        for points, end in ((seconds.merge(there[["row", "step"]]), "min"), (seconds, "max"))
+    )
+    lasted = last.fillna(seconds["value"].max())
+    return jobs.assign(reached=first.to_numpy(), lasted=lasted.to_numpy())
 
 
 def continuing(jobs: pd.DataFrame) -> "pd.Series[bool]":

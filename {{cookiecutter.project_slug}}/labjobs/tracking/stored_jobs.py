@@ -386,11 +386,13 @@ def settle(experiment: str) -> None:
 # Curves and files of jobs.
 
 
-def histories(run_ids: Sequence[str], key: str) -> list[tuple[str, int, float]]:
-    """Return a metric's history in several runs: (run id, step, value), ordered, also by time."""
+def histories(run_ids: Sequence[str], key: str) -> list[tuple[int, int, float]]:
+    """Return a metric's history in several runs: (the run's place among these, step, value),
+    ordered by run, step and time."""
+    places = {run: place for place, run in enumerate(run_ids)}
     if path := sqlite_path():
         points = select(path, HISTORIES, runs=json.dumps(run_ids), key=key)
-        return [(run, step, _number(value)) for run, step, value in points]
+        return [(places[run], step, _number(value)) for run, step, value in points]
     from concurrent.futures import ThreadPoolExecutor
 
     runs = sorted(run_ids)
@@ -398,7 +400,7 @@ def histories(run_ids: Sequence[str], key: str) -> list[tuple[str, int, float]]:
     with asked() as client, ThreadPoolExecutor(AT_ONCE) as threads:
         several = threads.map(lambda run: client.get_metric_history(run, key), runs)
         return [
-            (run, point.step, _number(point.value))
+            (places[run], point.step, _number(point.value))
             for run, history in zip(runs, several, strict=True)
             for point in sorted(history, key=lambda point: (point.step, point.timestamp))
         ]
