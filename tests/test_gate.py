@@ -20,6 +20,7 @@ class Settings:
     model: str = "mlp"
     lr: float = 1.0
     dataset: str = "digits"
+    eval_every: int = 3
     seed: int = 0
 """
 
@@ -245,8 +246,8 @@ def test_what_is_measured_otherwise_is_never_called_better(light):
     assert len(MEASURED) == 30
 
 
-def test_other_data_and_other_seeds_are_no_better_settings(light):
-    for flag, value in (("seed", "9"), ("dataset", "letters")):
+def test_other_data_seeds_and_evaluations_are_no_better_settings(light):
+    for flag, value in (("seed", "9"), ("dataset", "letters"), ("eval-every", "1")):
         words = "try", "--against", "lr=1", "--metric", "loss", "--", f"--{flag}", value
         said = one_line(light.do("python", "jobs.py", *words), 2)
         assert said.startswith(f"jobs.py: --{flag}: is that of the jobs of --against")

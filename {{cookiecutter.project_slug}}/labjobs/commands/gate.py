@@ -173,6 +173,10 @@ def _method(job: Job) -> list[tuple[str, Any]]:
     return [("script", job.script), *settings]
 
 
+CHOOSING = ("eval_every", "monitor")
+"""Settings that decide which evaluation is a job's result: of more of them, the best is better."""
+
+
 def _tried(job: Job, words: list[str]) -> JobFolder[Any]:
     """The repeat that is compared with a job: its settings, with flags on top. Raises
     SettingsError."""
@@ -187,7 +191,8 @@ def _tried(job: Job, words: list[str]) -> JobFolder[Any]:
     settings, runtime = parse(script.settings, Runtime, [*kept, *words])
     kinds, now = roles(script.settings), identity.identity(settings)
     for name, value in job.plain.items():
-        if kinds.get(name, "method") != "method" and now[name] != value:
+        fixed = kinds.get(name, "method") != "method" or name in CHOOSING
+        if fixed and now[name] != value:
             line = "is that of the jobs of --against, so that results can be compared"
             raise SettingsError(f"{option(name)}: {line}")
     return JobFolder(settings, runtime, script.metrics, job.script)
