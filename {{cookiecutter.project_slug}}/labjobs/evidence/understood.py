@@ -46,7 +46,8 @@ REACH_ANYTHING = words(
     multiprocessing.set_executable os.system os.popen os.startfile
     asyncio.create_subprocess_exec asyncio.create_subprocess_shell asyncio.subprocess
     typing.get_type_hints typing_extensions.get_type_hints contextlib.redirect_stderr
-    warnings.formatwarning pickle.load pickle.loads pickle.Unpickler traceback torch.jit
+    warnings.formatwarning warnings.showwarning functools.WRAPPER_ASSIGNMENTS
+    pickle.load pickle.loads pickle.Unpickler traceback torch.jit
     torch.package torch.hub torch.serialization.load
     numpy.ctypeslib numpy.f2py pandas.read_pickle numba.cfunc yaml.unsafe_load yaml.Loader
     yaml.UnsafeLoader yaml.full_load yaml.FullLoader yaml.CLoader yaml.CFullLoader
