@@ -72,6 +72,12 @@ def test_what_a_graph_cannot_do_is_refused(project, fresh, line):
     assert PYTHON[line] in said and "--graph off" in said
 
 
+def test_a_step_is_recorded_once_in_many_epochs(project):
+    """Each has a smaller last batch, which is not recorded however many there are."""
+    done = succeeded(project.run("--epochs", "6", "--graph", "on", "--note", "recorded once"))
+    assert done.stdout.count("one CUDA graph from here on") == 1
+
+
 def test_the_profile_knows_what_is_in_the_graph(project):
     job = project.finish("--epochs", "1", "--graph", "on", "--profile", "3", "--note", "profiled")
     report = (project.folder(job) / "profile.txt").read_text()

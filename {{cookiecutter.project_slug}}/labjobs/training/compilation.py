@@ -433,6 +433,7 @@ class GraphedStep:
                 self._take(batch)
                 return
             self._graph = self._recorded(batch, form)
+        self._alike = 0  # the smaller last batches of several epochs are not in a row
         self._graph.replay(batch, self._set_rates)
 
     def _take(self, batch: Any) -> None:

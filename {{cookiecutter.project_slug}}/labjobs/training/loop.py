@@ -367,6 +367,8 @@ class Job(Generic[S]):
         A step is whole when the next batch is asked for. Between steps checkpoints are made, and
         signals and --pause-after end the job.
         """
+        if self.runtime.graph == "on" and not self._graphed:
+            raise JobError("--graph on: this script gives no step to job.graphed")
         position, length = self._position, self._length
         stream = self._stream(batches, examples)
         self._watch.start(units)
@@ -389,8 +391,6 @@ class Job(Generic[S]):
             if position.step < end:
                 self._pause_if_due()
                 self._save_if_due()
-        if self.runtime.graph == "on" and not self._graphed and not position.evaluating:
-            raise JobError("--graph on: this script gives no step to job.graphed")
         self._end_steps()
 
     def parts(self, batch: Any, elements: Count | None = None) -> Iterator[tuple[Any, Tensor]]:
