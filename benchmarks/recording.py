@@ -18,7 +18,7 @@ from typing import Any
 from pages import machine, page, spread
 from projects import add, make, run
 
-TURNS, STEPS = 200, 100
+TURNS, STEPS = 40, 1000  # long, since each switch has Python look at each function anew
 JOB = "--model small --dataset random --val-fraction 0.03 --log-every 1"
 
 
