@@ -111,7 +111,8 @@ Region = Callable[..., tuple[tuple[Any, ...], dict[str, tuple[Any, ...]]]]
 
 WORTH_STEPS = 10_000
 """Optimizer steps from which `auto` compiles: compiling takes about half a minute, earned back over
-this many steps at a gain of 3 ms a step."""
+this many steps at a gain of 3 ms a step. On an H200 GPT-2's took 6 of 31 ms less, resnet18's with
+64 images 2 of 12; a perceptron's took longer (docs/gpu-runs.md of the template)."""
 
 LOGGERS = {
     "recompiles": "torch._dynamo.guards.__recompiles",
