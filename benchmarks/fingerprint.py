@@ -7,6 +7,7 @@ process; the sweep has 12 kinds of jobs (networks, optimizers, schedules) and ma
 """
 
 import argparse
+import os
 import sys
 import time
 from itertools import product
@@ -52,6 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=21)
     rounds = parser.parse_args().rounds
+    os.chdir(PROJECT)  # of which the engine is asked
     jobs = sweep()
     kinds = {
         "one job": jobs[:1],
