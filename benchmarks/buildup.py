@@ -54,7 +54,7 @@ def job(gpt: bool) -> list[str]:
         words = "--model gpt-small --context 64 --dataset random-tokens --batch-size 16"
     else:
         words = "--model resnet18 --dataset random-images --batch-size 8 --optimizer adamw"
-    return words.split()
+    return f"{words} --device cpu".split()
 
 
 def by_run_py(project: Path, words: list[str]) -> float:

@@ -30,7 +30,7 @@ def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
 def main() -> None:
     """Train, and print the time."""
     settings, runtime = parse(Settings, Runtime, sys.argv[1:])
-    device = devices.choose("auto")
+    device = devices.choose(runtime.device)
     torch.set_float32_matmul_precision("highest" if settings.precision == "fp32" else "high")
     parts = data.load(settings, runtime.data_root)
     model = models.make(settings, parts.spec).to(device)

@@ -1,8 +1,8 @@
 """The loops of gpu_steps.py, in a project: `gpu_loops.py TURNS STEPS FLAGS… -- FLAGS…`.
 
 For each of the jobs with these flags, run.py's loop and loops by hand take turns of STEPS steps
-each. A printed line for each job has the seconds per step of each loop, turn by turn, without the
-first two turns, and the operations of a step.
+each. The last printed line has, for each job, the seconds per step of each loop, turn by turn,
+without the first two turns, and the operations of a step.
 
 A loop by hand has its data on the GPU and reads what it measured once per turn. Forward pass and
 loss are compiled together, as in nanoGPT, or not; the whole step is one CUDA graph, or not; cuDNN
@@ -34,7 +34,7 @@ WARM_UP = 5
 
 
 class Way(NamedTuple):
-    """How a loop by hand is written."""
+    """How a loop by hand is written; with `search`, cuDNN tries its convolutions first."""
 
     region: Region = plain
     compiled: bool = False
@@ -59,7 +59,7 @@ WAYS = [
 
 
 class ByHand:
-    """A network that is trained by hand, on batches in memory that stays the same."""
+    """A network that is trained by hand; a graph finds batches in memory that stays the same."""
 
     def __init__(self, way: Way, settings: Settings, parts: Any, total: int) -> None:
         torch.manual_seed(0)
@@ -150,9 +150,10 @@ def chosen(settings: Settings, flags: list[str]) -> list[Way]:
 
 
 def main() -> None:
-    """Print a line of JSON for each job."""
+    """Print what was found as JSON, in the last line."""
     turns, steps = map(int, sys.argv[1:3])
     jobs = [[*words] for is_job, words in groupby(sys.argv[3:], "--".__ne__) if is_job]
+    found = []
     for flags in jobs:
         operations = 0
 
@@ -166,8 +167,9 @@ def main() -> None:
             return {name: each.turns(steps) for name, each in every.items()}
 
         seconds = seconds_per_step(loops, turns, steps, flags)
-        print(json.dumps({"seconds": seconds, "operations": operations}), flush=True)
+        found.append({"seconds": seconds, "operations": operations})
         torch._dynamo.reset()
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -97,9 +97,8 @@ def measured(project: Path, name: str, ways: Sequence[str]) -> list[dict[str, An
     turns, steps = TURNS[name]
     jobs = [["--", *JOBS[name].split(), *way.split()] for way in ways]
     words = [str(turns), str(steps), *(word for job in jobs for word in job)]
-    return [
-        json.loads(line) for line in run(project, str(LOOPS), *words).splitlines() if "{" in line
-    ]
+    found: list[dict[str, Any]] = json.loads(run(project, str(LOOPS), *words).splitlines()[-1])
+    return found
 
 
 class Loop(NamedTuple):

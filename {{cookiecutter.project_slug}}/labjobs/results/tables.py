@@ -226,12 +226,10 @@ def times_to(jobs: pd.DataFrame, metric: Measured) -> pd.DataFrame:
     if there.empty:
         cure = "train longer or declare another target in METRICS"
         raise NoResults(f"no job has reached a {metric} of {metric.goal}; {cure}")
-    first, last = (
-        points.groupby("row")["value"].agg(end).reindex(range(len(jobs)))
-        for points, end in ((seconds.merge(there[["row", "step"]]), "min"), (seconds, "max"))
-    )
-    lasted = last.fillna(seconds["value"].max())
-    return jobs.assign(reached=first.to_numpy(), lasted=lasted.to_numpy())
+    rows = range(len(jobs))
+    reached = seconds.merge(there[["row", "step"]]).groupby("row")["value"].min().reindex(rows)
+    lasted = seconds.groupby("row")["value"].max().reindex(rows).fillna(seconds["value"].max())
+    return jobs.assign(reached=reached.to_numpy(), lasted=lasted.to_numpy())
 
 
 def continuing(jobs: pd.DataFrame) -> "pd.Series[bool]":

@@ -130,9 +130,8 @@ class Job(Generic[S]):
         self._compare_with_before()
         running = purpose.purpose()  # `jobs.py find` runs jobs too
         if steps := self.runtime.profile:
-            graphed = lambda: self._graphed is not None  # noqa: E731
-            where = steps, self._folder.path, self.device
-            self._watcher = Profile(*where, journal.files, self._prepared, graphed)
+            where = self._folder.path, self.device
+            self._watcher = Profile(steps, *where, journal.files, self._prepared)
         elif running in (purpose.FIND_BATCH_SIZE, purpose.FIND_WORKERS):
             self._watcher = Pace(self.device, journal, lambda: self.step)
         elif running == purpose.FIND_NOISE_SCALE:
@@ -333,6 +332,7 @@ class Job(Generic[S]):
                 "max-autotune-no-cudagraphs, or --graph off"
             )
         self._graphed = GraphedStep(step, self.device, self._meter, self._parts)
+        self._watcher.graphed = True
         return self._graphed
 
     def epochs(self) -> Iterator[int]:

@@ -36,6 +36,8 @@ Parts = Iterator[tuple[Any, Tensor]]  # of a batch, each with its fraction () of
 class Watcher:
     """Observes the steps of a loop; by itself it does nothing."""
 
+    graphed = False  # whether a step is one CUDA graph
+
     def steps(self, stream: Stream, batches: Batches | None) -> Stream:
         """Return the batches."""
         return stream
@@ -347,10 +349,9 @@ class Profile(Watcher):
         device: torch.device,
         finished: Callable[[list[str]], None],
         prepared: Sequence[Prepared],
-        graphed: Callable[[], bool],
     ) -> None:
         self._count, self._folder, self._device, self._finished = count, folder, device, finished
-        self._prepared, self._graphed = prepared, graphed
+        self._prepared = prepared
         self._steps: list[Step] = []
         self._ended = time.perf_counter()  # the last step
         self._open: tuple[float, Step] | None = None  # when a step began, and its start
@@ -449,7 +450,7 @@ class Profile(Watcher):
             device=devices.describe(self._device),
             precision=", ".join(sorted({f.precision.name for f in self._prepared})) or "fp32",
             compiled=any(each.compiled for each in self._prepared),
-            graphed=self._graphed(),
+            graphed=self.graphed,
             loader=self._loader,
             plain=seconds,
             examples=sum(step.examples for step in plain),
