@@ -140,4 +140,4 @@ def test_the_check_of_a_cluster(lab: Lab, cluster: GridEngine) -> None:
     assert [line for line in lines[1:] if line[:5] not in ("ok   ", "     ")] == []
     for word in ("Python", "store", "data", "warning", "put back", "runs arrives here"):
         assert any(word in line for line in lines), (word, lines)
-    assert cluster.states() == []
+    cluster.wait_until_empty()

@@ -1,7 +1,7 @@
 """A step that is one CUDA graph: on a GPU, and on one that is not there."""
 
 import pytest
-from faults import Project, same, some, succeeded
+from faults import Project, one_line, same, some, succeeded
 from gpus import Machine, needs_stand_in
 from test_recipes import graphed
 
@@ -83,3 +83,10 @@ def test_the_profile_knows_what_is_in_the_graph(project):
     report = (project.folder(job) / "profile.txt").read_text()
     assert " examples a second in bf16\n" in report
     assert "one CUDA graph, so" in report and "job.graphed" not in report
+
+
+def test_a_script_without_such_a_step_says_so(project, make):
+    plain = Project(make())
+    plain.env |= project.env
+    said = one_line(plain.run("--epochs", "1", "--graph", "on"), 1)
+    assert "this script gives no step to job.graphed" in said

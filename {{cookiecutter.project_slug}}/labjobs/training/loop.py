@@ -367,8 +367,6 @@ class Job(Generic[S]):
         A step is whole when the next batch is asked for. Between steps checkpoints are made, and
         signals and --pause-after end the job.
         """
-        if self.runtime.graph == "on" and not self._graphed:
-            raise JobError("--graph on: this script gives no step to job.graphed")
         position, length = self._position, self._length
         stream = self._stream(batches, examples)
         self._watch.start(units)
@@ -380,6 +378,8 @@ class Job(Generic[S]):
                 # what compiled code returned so far may be written over
                 torch.compiler.cudagraph_mark_step_begin()
             yield batch
+            if self.runtime.graph == "on" and not self._graphed:
+                raise JobError("--graph on: this script gives no step to job.graphed")
             position.step += 1
             if measuring:
                 devices.wait(self.device)
