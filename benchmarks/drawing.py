@@ -2,7 +2,7 @@
 
     python benchmarks/drawing.py > benchmarks/drawing.md
     python benchmarks/drawing.py --server > benchmarks/drawing-server.md    # needs PostgreSQL
-    python benchmarks/drawing.py --before COMMIT                # plot.py as it was takes turns
+    python benchmarks/drawing.py --before COMMIT    # plot.py as it was takes turns
     python benchmarks/drawing.py --before COMMIT --rates 250 --seeds 4      # tables of 500 rows
 
 `python plot.py` is timed as a command, with all its imports, reading, checks and files. The other
@@ -12,6 +12,7 @@ way only reads: `mlflow.search_runs`, and `get_metric_history` of one metric of 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,7 @@ for run_id in runs["run_id"]:
 WAYS = {
     "plot.py": "`python plot.py`: all figures",
     "mlflow": "`search_runs` and `get_metric_history`: reading alone",
+    "same": "`python plot.py`: what it drew then, alone",
     "before": "`python plot.py` as it was",
 }
 ALL_ROWS = ("ROWS: list[str] = []", 'ROWS: list[str] = ["model", "lr"]')
@@ -89,6 +91,17 @@ def fill(uri: str, folder: str, rates: int, seeds: int, points: int) -> None:
         client.set_terminated(run_id)
 
 
+def draw_as(project: Path, before: Path) -> None:
+    """Take away from a project's plot.py the figures and tables that another's does not draw."""
+    script, had = project / "plot.py", (before / "plot.py").read_text()
+    text = script.read_text()
+    for line in re.findall(r'^    "[\w-]+": \w+,\n', text, re.MULTILINE):
+        text = text if line in had else text.replace(line, "")
+    if "TABLES" not in had:
+        text = re.sub(r"^TABLES = .*", "TABLES = {}", text, flags=re.MULTILINE)
+    script.write_text(text)
+
+
 @contextmanager
 def store(server: bool, folder: str) -> Iterator[tuple[str, str]]:
     """A store's address to fill it by, and that to read it by."""
@@ -130,7 +143,9 @@ def main() -> None:
         projects = dict.fromkeys(("plot.py", "mlflow"), make(f"{folder}/now"))
         if arguments.before:
             before = make(f"{folder}/before", commit=arguments.before)
-            projects = {"plot.py": projects["plot.py"], "before": before}
+            projects = {"plot.py": projects["plot.py"], "same": make(f"{folder}/same")}
+            draw_as(projects["same"], before)
+            projects["before"] = before
         for project in {*projects.values()} if arguments.rates > 20 else ():
             script = project / "plot.py"
             script.write_text(script.read_text().replace(*ALL_ROWS))
@@ -148,16 +163,18 @@ def main() -> None:
         flags += f" --before {arguments.before}"
     if arguments.rates > 20:
         flags += f" --rates {arguments.rates} --seeds {arguments.seeds}"
+    base = "before" if arguments.before else "plot.py"
     about = (
         f"{machine('torch', 'mlflow', 'matplotlib')}; {jobs:,} jobs of {settings} settings and "
         f"{arguments.points} points in {kind}; n = {len(rounds)} rounds, in turn: median (least to "
-        "most). The ratio is to plot.py in the same round; memory is the process's largest. "
+        f"most). The ratio is to that of {WAYS[base]} in the same round; memory is the process's "
+        "largest. "
         f"`python benchmarks/drawing.py{flags}` makes this page."
     )
     rows = [
         [
             WAYS[way],
-            spread([each[way][0] / each["plot.py"][0] for each in rounds]),
+            spread([each[way][0] / each[base][0] for each in rounds]),
             spread([each[way][0] for each in rounds], 1),
             spread([each[way][1] for each in rounds], 0),
         ]

@@ -97,11 +97,16 @@ class Comparison:
     def samples(self, most: int | None = None, part: Part | None = None) -> dict[str, Sample]:
         """Return the results of the jobs with the same settings: the best first, and at most this
         many. They are results on the metric's part of the data, or on another part."""
-        every, metric = groups.ranked(self.jobs, self.by, self.metric), self.metric
+        every, metric = self._ranked, self.metric
         first = [name for name in every if len(groups.finite(every[name], metric.result))]
         metric = metric.of(part) if part else metric
         each = {name: sample(every[name], metric) for name in first[:most]}
         return {name: found for name, found in each.items() if len(found)}
+
+    @cached_property
+    def _ranked(self) -> dict[str, pd.DataFrame]:
+        """All jobs by settings, the best first."""
+        return groups.ranked(self.jobs, self.by, self.metric)
 
     @cached_property
     def _alike(self) -> list[pd.DataFrame]:

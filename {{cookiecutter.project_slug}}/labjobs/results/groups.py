@@ -150,7 +150,9 @@ def label(jobs: pd.DataFrame, by: Sequence[str]) -> "pd.Series[Any]":
     words, others = words_first(jobs, by)
     # A value of `monitor` would read like the metric that is drawn.
     bare = len(words) == 1 and words != ["monitor"]
-    bare = bare and all(each[:1].isalpha() and each.lower() != "none" for each in jobs[words[0]])
+    bare = bare and all(
+        each[:1].isalpha() and each.lower() != "none" for each in jobs[words[0]].tolist()
+    )
     columns = []
     for name in [*words, *others]:
         start = "" if bare and name in words else f"{setting(name)} "
@@ -159,7 +161,7 @@ def label(jobs: pd.DataFrame, by: Sequence[str]) -> "pd.Series[Any]":
             value: (order, "" if value is None and nested else f"{start}{text}")
             for order, (value, text) in known
         }
-        columns.append([texts[value] for value in jobs[name]])
+        columns.append([texts[value] for value in jobs[name].tolist()])
     rows = list(zip(*columns, strict=True)) if by else [()] * len(jobs)
     none = f"{setting(by[0])} none" if by else ""  # where nothing else is said
     whole = {row: ", ".join(text for _, text in row if text) or none for row in sorted({*rows})}
@@ -171,7 +173,7 @@ def label(jobs: pd.DataFrame, by: Sequence[str]) -> "pd.Series[Any]":
 
 def words_first(jobs: pd.DataFrame, by: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the settings that are words in all jobs, and the others, in the order of `label`."""
-    words = [name for name in by if all(isinstance(value, str) for value in jobs[name])]
+    words = [name for name in by if all(isinstance(value, str) for value in jobs[name].tolist())]
     return words, [name for name in by if name not in words]
 
 
