@@ -28,7 +28,7 @@ from labjobs.evidence.understood import is_special, reaches_anything, reads_unse
 from labjobs.evidence.values import ALL, ENGINES, Conditions, Key, Place, Values
 from labjobs.evidence.values import MODULE as SETTINGS
 
-SCHEME = 4
+SCHEME = 5
 """Number of the scheme; raise it if the same code would get a different text."""
 
 IGNORED_FIELDS = {"ctx", "kind", "type_comment"}
@@ -221,6 +221,12 @@ class Writer:
             if id(node) not in self._safe:
                 self._look_into(text, node)
         self.out.append(_constant(node.value))
+        self._type(str(text))
+
+    def _type(self, name: str) -> None:
+        """Write the type of a setting, by which --lr 1 is 1 or 1.0, where its name stands."""
+        if types := self._code.values.types.get(name):
+            self.out.append(f":{types}")
 
     def _look_into(self, text: str, node: ast.AST) -> None:
         if word := special_word(text):  # by which `format` or `getattr` may reach other code
@@ -270,6 +276,7 @@ class Writer:
             self._refer(target, node)
         else:
             self._plain(node)
+        self._type(node.attr)
 
     def _MatchClass(self, node: ast.MatchClass) -> None:
         for name in filter(is_special, node.kwd_attrs):

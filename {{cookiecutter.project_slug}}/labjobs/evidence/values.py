@@ -81,8 +81,8 @@ JOB, SETTINGS = frozenset([Key("job")]), frozenset([Key("settings")])
 class Values:
     """What the values of expressions in a project's code can be.
 
-    `settings` is the name of the class of the job's settings; `conditions` are the settings that
-    conditions ask for.
+    `settings` is the name of the class of the job's settings, `types` those of its fields;
+    `conditions` are the settings that conditions ask for.
     """
 
     def __init__(self, modules: list[Module], symbols: Symbols) -> None:
@@ -103,7 +103,9 @@ class Values:
                 self._index(statement, module)
         self.settings = self._named(symbols.get(symbols.entry))
         self.looks_at_fields = "fields" in self._mentioned
-        self._fields = dict(self._declared())
+        declared = [*self._declared()]
+        self._fields = {name: is_plain for name, _, is_plain in declared}
+        self.types = {name: types for name, types, _ in declared}
         tests = (n.test for m in modules for n in m.nodes if isinstance(n, ast.If | ast.IfExp))
         asked = {tail(node) for test in tests for node in ast.walk(test)}
         self.conditions = sorted(asked & self._fields.keys())
@@ -206,14 +208,16 @@ class Values:
                 return found[1]
         return "Settings"
 
-    def _declared(self) -> Iterator[tuple[str, bool]]:
-        """Yield the settings, and whether a condition can be evaluated on their values."""
+    def _declared(self) -> Iterator[tuple[str, str, bool]]:
+        """Yield the settings with their types, such as `float`, and whether a condition can be
+        evaluated on their values."""
         module = self._symbols.get(MODULE)
         for node in module.definitions.get(self.settings, []) if module else []:
             for field in node.body if isinstance(node, ast.ClassDef) else []:
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                     words = {tail(inner) for inner in ast.walk(field.annotation)} - {""}
-                    yield field.target.id, words <= PLAIN and self._is_plain(node)
+                    is_plain = words <= PLAIN and self._is_plain(node)
+                    yield field.target.id, _types(field.annotation), is_plain
 
     def _is_plain(self, settings: Any) -> bool:
         """Whether settings are as they were made: frozen, without ways around that."""
@@ -446,6 +450,14 @@ def _matched(name: str, target: ast.expr, value: ast.expr) -> Iterator[ast.expr]
         case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
             for part, of_it in zip(targets, values, strict=True):
                 yield from _matched(name, part, of_it)
+
+
+def _types(annotation: ast.AST) -> str:
+    """What kinds of values a setting can have: `str` for Literal["a", "b"] too. That it can be None
+    as well changes no other value."""
+    parts = [node for node in ast.walk(annotation) if tail(node) or isinstance(node, ast.Constant)]
+    found = {tail(node) or type(getattr(node, "value", None)).__name__ for node in parts}
+    return " ".join(sorted(found - {"Literal", "None", "NoneType", "Optional", "Union"}))
 
 
 # Conditions on settings, decided for one job
