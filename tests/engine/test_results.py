@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from itertools import product
 
+import pandas as pd
 import pytest
 import stored
 from labjobs.results import groups, metrics, style, tables
@@ -292,3 +293,9 @@ def test_tasks_are_never_compared(store):
     jobs = tables.jobs("corpora")
     assert groups.varied(jobs) == ["corpus"]
     assert [*groups.tasks(jobs)] == ["digits", "noisy"]
+
+
+def test_rows_beside_a_table_are_not_copied_with_each_part_of_it():
+    table = pd.DataFrame({"lr": [1.0, 2.0]})
+    table.attrs["rows"] = rows = tables.Rows([{"lr": 3.0}])
+    assert table[table["lr"] > 1].attrs["rows"] is rows

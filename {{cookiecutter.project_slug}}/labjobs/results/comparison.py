@@ -156,7 +156,7 @@ class Comparison:
 
     def first(self, most: int, best: str = "best") -> str:
         """Return how many of the settings are among the first: `the best 12 of 20 settings`."""
-        shown, count = min(most, len(self.samples())), len(groups.groups(self.jobs, self.by))
+        shown, count = min(most, len(self.samples())), len(self._ranked)
         if count <= 1:
             return "one setting"
         every = "both" if count == 2 else f"all {count}"
@@ -172,7 +172,7 @@ class Comparison:
         reference, metric = next(iter(self.samples(1))), self.metric.of("test")
         if baseline:
             reference = groups.fitting(self.jobs, self.by, baseline)
-        own = sample(groups.groups(self.jobs, self.by)[reference], metric)
+        own = sample(self._ranked[reference], metric)
         found = differences({**self.samples(most, "test"), reference: own}, reference)
         if not found:
             why = f"differences of test results need {NEEDED} repeats of two settings at least"

@@ -150,9 +150,7 @@ def label(jobs: pd.DataFrame, by: Sequence[str]) -> "pd.Series[Any]":
     words, others = words_first(jobs, by)
     # A value of `monitor` would read like the metric that is drawn.
     bare = len(words) == 1 and words != ["monitor"]
-    bare = bare and all(
-        each[:1].isalpha() and each.lower() != "none" for each in jobs[words[0]].tolist()
-    )
+    bare = bare and all(w[:1].isalpha() and w.lower() != "none" for w in jobs[words[0]].unique())
     columns = []
     for name in [*words, *others]:
         start = "" if bare and name in words else f"{setting(name)} "

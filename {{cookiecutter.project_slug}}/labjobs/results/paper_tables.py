@@ -366,7 +366,7 @@ class _Grid:
 def tried(jobs: pd.DataFrame) -> pd.DataFrame:
     """Return all jobs that were tried, with their `state`, numbered."""
     own = jobs.assign(state=jobs["diverged"].map({True: "diverged", False: "finished"}))
-    others = pd.DataFrame(jobs.attrs.get(tables.UNFINISHED, []), dtype=object)
+    others = pd.DataFrame([*jobs.attrs.get(tables.UNFINISHED, ())], dtype=object)
     tried = pd.concat([own, others] if len(others) else [own], ignore_index=True)
     for name in jobs.attrs["settings"]:
         if len({isinstance(each, str) for each in tried[name].dropna()}) > 1:  # without an order

@@ -221,7 +221,8 @@ def _tried(
     jobs.attrs[SHOWN] = args.metric
     earlier = wanted.drop(jobs.index).assign(state="diverged with other code or data")
     others = [earlier, tables.unfinished(args.experiment, script, only)]
-    jobs.attrs[tables.UNFINISHED] = [row for some in others for row in some.to_dict("records")]
+    rows = (row for some in others for row in some.to_dict("records"))
+    jobs.attrs[tables.UNFINISHED] = tables.Rows(rows)
     return _Found(every, jobs, _other_code(jobs, args.any_code))
 
 

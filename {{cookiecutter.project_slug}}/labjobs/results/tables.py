@@ -31,6 +31,15 @@ from labjobs.tracking import stored_jobs
 UNFINISHED = "unfinished"
 """The attribute of a table of jobs with the rows of `unfinished`, for tables that count all."""
 
+
+class Rows(tuple[dict[Any, Any], ...]):
+    """Rows in an attribute of a table. pandas copies attributes whenever it takes a part of the
+    table, but not these."""
+
+    def __deepcopy__(self, _memo: object) -> "Rows":
+        return self
+
+
 SEARCH = "search draw"
 """The column of a table of jobs that has the draw of a search that a job is, as JSON; empty if it
 is none. No setting can have a name with a space."""
@@ -250,6 +259,7 @@ def _settings(
         older |= json.loads(job["tags"].get("neutral", "{}"))
         renamed |= json.loads(job["tags"].get("former", "{}"))
 
+    @cache
     def today(name: str) -> str:
         """Return the present name of a setting that may have been renamed several times."""
         for _ in renamed:
