@@ -87,10 +87,15 @@ def units(values: "pd.Series[float]", jobs: pd.DataFrame, log: bool) -> "pd.Seri
     return values.groupby([jobs[name] for name in by]).mean() if by else values
 
 
-def overlap(jobs: pd.DataFrame) -> float:
-    if "fold" in places(jobs):
-        return 1 / (jobs["fold"].max() - 1)
-    return 0.2 / 0.8 if places(jobs) else 0.0
+def overlap(jobs: pd.DataFrame, metric: Metric) -> float:
+    """The correction for examples that splits share: none if all have the same test examples, and
+    these are known."""
+    own = known(jobs, metric)
+    if not places(own) or by_example(own, metric) is not None:
+        return 0.0
+    if metric.part == "test":
+        return max(held_out / train for train, held_out in jobs["sizes"])
+    return 1 / (jobs["fold"].max() - 1) if "fold" in places(jobs) else 0.2 / 0.8
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,11 @@ def known(jobs: pd.DataFrame, metric: Metric) -> pd.DataFrame:
     return jobs[(jobs["state"] == "finished") & jobs[metric.column].notna()]
 
 
+def lost(jobs: pd.DataFrame, metric: Metric) -> bool:
+    """Whether some of the jobs ended without a result, which counts as the worst."""
+    return bool(jobs["state"].isin(ENDED).sum() > len(known(jobs, metric)))
+
+
 def by_example(jobs: pd.DataFrame, metric: Metric) -> Any:
     """Whether each test example was right in each job (N, jobs); None if that is not the metric."""
     if metric.part != "test" or metric.name != "accuracy" or not jobs["kept"].all():
@@ -141,12 +151,11 @@ def example_means(each: Any, jobs: pd.DataFrame) -> Any:
 
 def mean(jobs: pd.DataFrame, metric: Metric) -> Mean | None:
     """The mean over repeats, and test examples if these are known; None for fewer than three."""
-    jobs = known(jobs, metric)
+    every, jobs = jobs, known(jobs, metric)
     each = units(jobs[metric.column], jobs, metric.log)
     if len(each) < 3:
         return None
-    more = overlap(jobs) if "split_seed" in places(jobs) else 0.0
-    parts = [(each.var() * (1 / len(each) + more), len(each) - 1)]
+    parts = [(each.var() * (1 / len(each) + overlap(every, metric)), len(each) - 1)]
     if (right := by_example(jobs, metric)) is not None:
         means = example_means(right, jobs)
         parts.append((means.var(ddof=1) / len(means), len(means) - 1))
@@ -186,7 +195,7 @@ def difference(one: pd.DataFrame, other: pd.DataFrame, metric: Metric) -> tuple[
     """The difference of two means or logarithms, and whether it is paired; None for too few."""
     if not (mean(one, metric) and mean(other, metric)):
         return None
-    correction = overlap(one)
+    every, correction = (one, other), max(overlap(one, metric), overlap(other, metric))
     one, other = known(one, metric), known(other, metric)
     by = [name for name in REPEATS if name in one]
     scale = np.log if metric.log else np.asarray
@@ -197,10 +206,11 @@ def difference(one: pd.DataFrame, other: pd.DataFrame, metric: Metric) -> tuple[
     each = units(delta, pairs[0], log=False)
     if paired := len(each) >= 3:
         one, other = pairs
+        correction *= bool(places(one))
         parts = [(each.var() * (1 / len(each) + correction), len(each) - 1)]
         middle = each.mean()
     else:
-        both = [replace(of, parts=of.parts[:1]) for of in map(mean, (one, other), [metric] * 2)]
+        both = [replace(of, parts=of.parts[:1]) for of in map(mean, every, [metric] * 2)]
         parts = [part for of in both for part in of.parts]
         middle = both[0].middle - both[1].middle
     right = [by_example(x, metric) for x in (one, other)]
@@ -228,7 +238,11 @@ def differences(
         for name, jobs in groups.items()
         if name != first and (one := difference(jobs, groups[first], metric))
     }
-    adjusted = holm({name: each.p for name, (each, _) in found.items()})
+    p = {name: each.p for name, (each, _) in found.items()}
+    for name, (each, _) in found.items():
+        better = groups[name if metric.sign * each.middle > 0 else first]
+        p[name] = 1.0 if lost(better, metric) else p[name]
+    adjusted = holm(p)
     return {name: (*found[name], adjusted[name]) for name in found}
 
 
@@ -323,6 +337,13 @@ class Caption:
     def groups(self) -> dict[Name, pd.DataFrame]:
         return grouped(self.jobs, self.by)
 
+    def ranked(self, metric: Metric | None = None) -> list[Name]:
+        """The names of the groups with results in what is shown, the best first by the monitored
+        metric; with another `metric`, such as the speed, by that."""
+        shown = metric or self.shown
+        first = ranked(self.groups, self.chooser if shown == self.shown else shown)
+        return [name for name in first if len(known(self.groups[name], shown))]
+
     def check(self, stem: str, first: str = " ") -> None:
         """Compare each sentence. Raises AssertionError."""
         text = first + self.text
@@ -361,24 +382,26 @@ class Caption:
         metric = metric or self.shown
         wanted = self.means(metric)
         own = [x for jobs in self.groups.values() if len(x := known(jobs, metric))]
-        by = places(self.jobs)
-        counts = [x[by].drop_duplicates().shape[0] if by else len(x) for x in own]
+        split = [places(x) for x in own]
+        counts = [len(units(x[metric.column], x, log=False)) for x in own]
         if not self.among_many and max(counts) >= 3:
             wanted += f", 95% t interval{' of the logarithm' * metric.log}"
-            wanted += {
-                "fold": " over folds, corrected for the examples that they share",
-                "split_seed": " over splits, corrected for the examples that they share",
-            }.get((by or [""])[0], "")
+            kind = "split" if ["split_seed"] in split else "fold"
+            if any(split):
+                wanted += f" over {kind}s, corrected for the examples that they share"
+            if any(split) and any(n >= 3 and not by for n, by in zip(counts, split, strict=True)):
+                wanted += f", or over seeds where there is one {kind}"
             wanted += " (of three or more)" * (min(counts) < 3)
         assert said == wanted, (said, wanted)
 
     def first(self, said: str, metric: Metric | None = None, best: str = "best") -> None:
         metric = metric or self.shown
-        some, every = ranked(self.groups, metric), self.groups
+        some, every = self.ranked(metric), self.groups
         shown = min(12, len(some))
         whole = "both" if len(every) == 2 else f"all {len(every)}"
         many = whole if shown == len(every) else f"the {best} {shown} of {len(every)}"
-        median = MEDIAN * lacks(self.jobs, metric)
+        chooser = self.chooser if metric == self.shown else metric
+        median = f" by {chooser.text}" * (chooser != metric) + MEDIAN * lacks(self.jobs, chooser)
         assert said == ("one setting" if len(every) <= 1 else f"{many} settings{median}"), said
 
     def title(self, text: str, part: str = "val") -> None:
@@ -399,7 +422,7 @@ class Caption:
     @property
     def tested(self) -> dict[Name, pd.DataFrame]:
         """The groups with test results, the best first by validation."""
-        first = ranked(self.groups, self.shown)[: self.most]
+        first = self.ranked()[: self.most]
         metric = replace(self.shown, part="test")
         return {name: self.groups[name] for name in first if len(known(self.groups[name], metric))}
 
@@ -408,6 +431,18 @@ class Caption:
         found = said.split(" or ")
         few = ["others"] * (len(each) > 3)
         assert {*found} <= {*each, *few} and len(found) == len(each[:3] + few), (said, each)
+
+    def untested(self, said: str) -> None:
+        """Jobs with a result on validation data and none on test data."""
+        metric, wanted = replace(self.shown, part="test"), set()
+        own = {name: known(jobs, self.shown) for name, jobs in self.groups.items()}
+        counts = {name: (len(x) - len(known(x, metric)), len(x)) for name, x in own.items()}
+        wanted = {(name, *n) for name, n in counts.items() if n[0]}
+        one = r"(\d+) of (\d+) jobs?(?: \((.*)\))?"
+        each = [re.fullmatch(one, part).groups() for part in said.split("; ")]
+        if len(wanted) > 6:
+            wanted = {(frozenset(), *(sum(n[k] for n in counts.values()) for k in (0, 1)))}
+        assert {(parts_of(name or ""), int(k), int(n)) for k, n, name in each} == wanted, said
 
     def few(self, said: str) -> None:
         metric = replace(self.shown, part="test")
@@ -421,7 +456,7 @@ class Caption:
 
     def apart(self, said: str) -> None:
         metric = replace(self.shown, part="test")
-        first = ranked(self.groups, self.shown)[0]
+        first = self.ranked()[0]
         found = differences({**self.tested, first: self.groups[first]}, first, metric)
         kinds: dict[str, list[Name]] = {}
         for name, (each, _, p) in found.items():
@@ -441,7 +476,7 @@ class Caption:
             self.listed(names, kinds[each.split()[0]])
 
     def baseline(self, said: str) -> None:
-        first, metric = ranked(self.groups, self.shown)[0], replace(self.shown, part="test")
+        first, metric = self.ranked()[0], replace(self.shown, part="test")
         assert parts_of(said) == first
         found = differences({**self.tested, first: self.groups[first]}, first, metric)
         for name, dots in self.rows():
@@ -516,7 +551,7 @@ class Caption:
             values = np.concatenate([row[f"val_{self.shown.name}"] for row in jobs["curves"]])
         elif "Nothing is chosen by test results" in self.text:
             (low, high), test = axis.get_xlim(), replace(self.shown, part="test")
-            first = ranked(self.groups, self.shown)[:12]
+            first = self.ranked()[:12]
             some = [
                 known(self.groups[name], m)[m.column]
                 for name in first
@@ -643,7 +678,7 @@ def _ranking(c: Caption, title: str, first: str, repeats: str) -> None:
     c.title(title)
     c.first(first)
     c.repeats(repeats)
-    assert c.figure is None or [n for n, _ in c.rows()] == ranked(c.groups, c.shown)[:12]
+    assert c.figure is None or [n for n, _ in c.rows()] == c.ranked()[:12]
     for name, dots in c.rows():
         for metric in (c.shown, replace(c.shown, part="test")):
             if metric.column in c.jobs and len(known(c.groups[name], metric)):
@@ -723,6 +758,7 @@ SENTENCES: list[tuple[str, Test]] = [
             said, [(own, replace(c.shown, part="test")) for own in c.tested.values()]
         ),
     ),
+    (r" No finite test [\w-]+, which counts as the worst: (.+?)\.(?= |$)", Caption.untested),
     (
         r" Fewer than 3 repeats, so neither interval nor comparison: (.+?)\.(?= [A-Z]|$)",
         Caption.few,

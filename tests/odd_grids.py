@@ -136,8 +136,9 @@ def _results(
             curve = [np.nan] * rises
         found["curves"][f"val_{name}"] = curve
         found[f"best_val_{name}"] = curve[-1]
+        lost = state == "unknown" or int(1000 * own) % 20 == 0  # 5% have no number on test data
         test = float(right.mean() if name == "accuracy" else value * drawn.lognormal(0, 0.1))
-        found["tests"] |= {f"test_{name}": np.nan if state == "unknown" else test} if tested else {}
+        found["tests"] |= {f"test_{name}": np.nan if lost else test} if tested else {}
     return found | found["tests"]
 
 

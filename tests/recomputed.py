@@ -26,6 +26,7 @@ from captions import (
     known,
     label,
     lacks,
+    lost,
     parts_of,
     ranked,
     score,
@@ -263,8 +264,9 @@ class Tables(Caption):
                 )
                 if heading in heads:
                     cell = rows[task if turned else row][heads.index(heading) - 1]
-                    lost = alike[row]["state"].isin(["diverged", "failed"]).any()
-                    equal = row in found and found[row][2] >= 0.05 and not lost
+                    whole = not lost(alike[row], metric)
+                    whole &= not (alike[row]["state"] == "failed").any()
+                    equal = row in found and found[row][2] >= 0.05 and whole
                     bold = bool(found) and (row in first or equal)
                     assert cell.bold == bold, (record, found.get(row))
 
@@ -288,9 +290,9 @@ class Tables(Caption):
             jobs["state"].replace({"unknown": "finished", "paused": "paused or interrupted"})
         )
         none = not len(known(jobs, metric))
-        lost = [
-            s for s in (states if none else ("diverged", "failed")) if states[s] and s != "finished"
-        ]
+        states["no result"] = states["finished"] - len(known(jobs, metric))
+        every = states if none else ("diverged", "failed", "no result")
+        lost = [s for s in every if states[s] and s != "finished"]
         if lost:
             assert {*text.split(", ")} == {f"{states[s]}/{len(jobs)} {s}" for s in lost}, (
                 text,
@@ -337,9 +339,11 @@ class Tables(Caption):
                 if row == "baseline":
                     self.cell(text, own, metric, interval(own, metric))
                     continue
-                lost = (own["state"].isin(["diverged", "failed"])).any()
-                if lost or not len(known(own, metric)):
+                failed = (own["state"] == "failed").any()
+                if failed or lost(own, metric) or not len(known(own, metric)):
                     self.cell(text, own, metric, interval(own, metric))
+                elif lost(shown["baseline"], metric):
+                    assert text == "\N{EN DASH}", (row, text)
                 elif row in found:
                     each, _, p = found[row]
                     factor = 1 if metric.log else metric.factor
@@ -533,16 +537,6 @@ def _over(c: Tables, said: str) -> None:
     assert {*said.split(" or ")} <= {*own, "others"}, (said, own)
 
 
-def _unknown(c: Tables, said: str) -> None:
-    """Finished jobs without a number; rows that are not shown may have some of them."""
-    for part in said.split("; "):
-        pattern = r"(\d+) of (\d+) jobs? without a finite (.+)"
-        lacking, of, name = re.fullmatch(pattern, part).groups()
-        states = Counter(c.every["state"])
-        assert 0 < int(lacking) <= states["unknown"] and int(of) <= states.total(), (said, states)
-        assert name in [metric.text for metric in c.metrics("")], said
-
-
 def _spent(c: Tables, devices: str, count: str) -> None:
     own = c.behind[c.behind["state"] != "diverged"]
     assert {*devices.split(", ")} == {*own["device"]}
@@ -567,7 +561,7 @@ OF_TABLES: list[tuple[str, Test]] = [
     (r" ± and parentheses: 95% intervals over (.*?)\.(?= |$)", _over),
     (r" Means of fewer than 3 repeats have no interval\.", lambda c: None),
     (r" Bold: .*?(?:rows|columns) of a (?:column|row) together\)\.", lambda c: None),
-    (r" .: not run, or no finite result\.", lambda c: None),
+    (r" .: not run\.", lambda c: None),
     (r" Set \d:(?= )", lambda c: None),
     (r" †: the best by (validation [\w-]+)(, ranked by the median .*? worst)?\.", _dagger),
     (
@@ -580,7 +574,6 @@ OF_TABLES: list[tuple[str, Test]] = [
     ),
     (r" Not shown: (\d+) settings? with more than one change\.", lambda c, _: None),
     (r" Not shown: (?:test|validation) [\w-]+\.", lambda c: None),
-    (r" Left out of the means: (.+?)\.(?= [A-Z]|$)", _unknown),
     (
         r" Settings that have seeds from 1000 on are shown by these jobs alone, which had no part "
         r"in the choice\.",

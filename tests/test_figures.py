@@ -217,6 +217,20 @@ def test_a_ranking_goes_by_validation_and_says_so(draw, store):
     assert "lr=0.1 " in drawn.caption("confusion")
 
 
+def test_another_metric_is_shown_of_what_the_monitored_one_chooses(draw, store):
+    for lr, loss, accuracy in ((0.1, 0.2, 0.8), (0.2, 0.4, 0.9)):
+        for seed in range(3):
+            curves = {"val_loss": [loss + 0.01 * seed], "val_accuracy": [accuracy + 0.01 * seed]}
+            tests = {"test_accuracy": accuracy - 0.001 * seed * lr}
+            how = {"monitor": "val_loss", "lr": lr, "seed": seed}
+            store.job("another", curves, tests=tests, **how)
+    drawn = draw("another", "--metric", "accuracy")
+    start = "Validation accuracy of both settings by validation cross-entropy: mean"
+    assert drawn.caption("ranking").startswith(start)
+    assert "than the first (learning rate 0.1): learning rate 0.2" in drawn.caption("ranking")
+    assert "the baseline (learning rate 0.1)" in drawn.caption("differences")
+
+
 @pytest.mark.parametrize("what", ["same", "order", "index", "label", "data"])
 def test_examples_are_paired_only_if_they_are_the_same(draw, store, tmp_path, what):
     """One rate is right where the other is, and a little more often: that is certain of the same
@@ -623,6 +637,34 @@ def test_jobs_that_diverged_and_values_that_are_not_finite(draw, store):
     drawn = draw("nothing")
     assert "no finished job has a finite best_val_accuracy" in drawn.said
     assert drawn.names == ["throughput"]
+
+
+def test_results_outside_the_declared_range_are_drawn_and_counted(draw, store, figures):
+    for model, value in (("mlp", 90), ("vit", 0.9)):  # percent, and the fraction that is declared
+        accuracies(store, "percent", [value / 2, value], model=model)
+    drawn = draw("percent")
+    said = "Of all values 50.0% are outside the range that METRICS declares."
+    for name in ("learning-curves", "ranking"):
+        assert said in drawn.caption(name), name
+    assert figures["learning-curves"].axes[0].get_ylim()[1] > 90
+    assert figures["ranking"].axes[0].get_xlim()[1] > 90
+    assert "| **90.010 ± 0.025**† |" in (drawn.folder / "main.md").read_text()
+
+
+def test_what_has_no_number_on_test_data_is_the_worst_there(draw, store):
+    for model, lost in (("mlp", 0), ("vit", 1)):
+        for seed in range(4):
+            test = math.nan if seed < lost else 0.5 + 0.2 * lost + 0.01 * seed**2
+            how = {"monitor": "val_accuracy", "model": model, "seed": seed, "dataset": "a"}
+            curves = {"val_accuracy": [0.6 + 0.2 * lost]}
+            store.job("untested", curves, tests={"test_accuracy": test}, **how)
+            store.job("untested", curves, **how | {"dataset": "b"})
+    drawn = draw("untested")
+    lost = " No finite test accuracy, which counts as the worst: 1 of 4 jobs (vit)."
+    assert lost in drawn.caption("ranking-a") and lost in drawn.caption("differences-a")
+    assert "Cannot be told apart from the first (vit)" in drawn.caption("ranking-a")
+    assert f"or 4 seeds.{lost} B: No job has a finite test accuracy." in drawn.caption("by-task")
+    assert "| vit | **1/4 no result**† | 4/4 no result† |" in (drawn.folder / "main.md").read_text()
 
 
 def test_captions_and_tables_say_what_pandas_finds(draw, edit, store, figures, request, tmp_path):

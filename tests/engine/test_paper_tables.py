@@ -95,7 +95,7 @@ def test_lost_jobs_stand_in_place_of_the_mean_of_the_others(store):
     assert found["lr 4"][0] == "1/1 paused"
     bold = {name for name, row in table.rows.items() if row[0].bold}
     assert bold == {name for name, row in table.rows.items() if row[0].chosen}
-    assert "all rows, none of whose jobs diverged or failed, whose test results" in table.about
+    assert "all rows, with a result of each job, whose test results" in table.about
 
 
 def test_failed_jobs_older_than_a_setting_have_its_neutral_value(store):
@@ -113,29 +113,45 @@ def test_failed_jobs_older_than_a_setting_have_its_neutral_value(store):
     assert [found["depth 0"][0], found["depth 1"][0]] == ["1/3 failed", "0.800"]
 
 
-def test_what_bold_and_dashes_say_holds_for_rows_of_few_repeats_and_without_results(store):
+def test_what_bold_and_dashes_say_holds_for_rows_of_few_repeats_and_that_were_not_run(store):
     grid(store, "two", {1: 0.9, 2: 0.7})
     grid(store, "two", {3: 0.9}, seeds=2)
-    one(store, "two", math.nan, 0.1, lr=4, seed=0)
+    one(store, "two", 0.9, 0.1, lr=1, seed=0, dataset="other")
     table = paper_tables.results(tables.jobs("two"))
-    assert not table.rows["lr 3"][0].bold and table.rows["lr 4"][0].text == paper_tables.NOTHING
+    assert not table.rows["lr 3"][0].bold and table.rows["lr 3"][1].text == paper_tables.NOTHING
     assert "and all rows of 3 repeats or more whose test results cannot be told" in table.about
-    assert f" {paper_tables.NOTHING}: not run, or no finite result." in table.about
+    assert f" {paper_tables.NOTHING}: not run." in table.about
 
 
-def test_what_is_in_no_mean_is_said(store):
-    """Jobs that finished without a number, and metrics that were only validated."""
-    grid(store, "unknown", {1: 0.9, 2: 0.8}, seeds=3)
-    how = {"lr": 1, "seed": 3, "monitor": "val_accuracy", "metrics": DECLARED}
-    curves = {"val_accuracy": [0.9], "val_loss": [0.1], "test_accuracy": [math.nan]}
-    store.job("unknown", curves | {"test_loss": [0.1]}, **how)
-    table = paper_tables.results(tables.jobs("unknown"))
-    assert " Left out of the means: 1 of 7 jobs without a finite test accuracy." in table.about
+@pytest.mark.parametrize("lost", [math.nan, math.inf])
+def test_a_job_without_a_number_on_test_data_counts_as_the_worst(store, lost):
+    """Of four jobs of the best setting by validation, one has no test accuracy."""
+    name = f"lost {lost}"
+    grid(store, name, {1: 0.9, 2: 0.8})
+    how = {"monitor": "val_accuracy", "metrics": DECLARED, "lr": 1, "seed": 4}
+    curves = {"val_accuracy": [0.9], "val_loss": [0.1], "test_accuracy": [lost]}
+    store.job(name, curves | {"test_loss": [0.1]}, **how)
+    table = paper_tables.results(tables.jobs(name))
+    assert texts(table)["lr 1"] == ["1/5 no result", "0.100"]
+    (record,) = [each for each in table.records if each["row"] == "lr 2"][:1]
+    assert record["adjusted_p"] == 1  # though the four others are better
+    changed = texts(paper_tables.ablation(tables.jobs(name), {"lr": 1}))
+    assert changed["baseline"][0] == "1/5 no result"
+    assert changed["lr: 1 → 2"][0] == paper_tables.NOTHING
+
+
+def test_metrics_without_test_results_are_named(store):
+    how = {"seed": 3, "monitor": "val_accuracy", "metrics": DECLARED}
     for lr in range(3):
         curves = {"test_accuracy": [0.9], "val_loss": [0.1 * lr]}
         store.job("validated", curves, **how | {"lr": lr, "monitor": "val_loss"})
     about = paper_tables.results(tables.jobs("validated")).about
     assert " Without results: test loss." in about
+    curves = {"val_accuracy": [0.9], "test_accuracy": [math.nan]}
+    store.job("all lost", curves, **how | {"lr": 1})
+    table = paper_tables.results(tables.jobs("all lost"))
+    assert table.what == "Validation results"
+    assert " Without results: test accuracy." in table.about
 
 
 def test_tasks_are_columns_and_nothing_is_chosen_among_them(store):

@@ -1,15 +1,18 @@
 """Tables of finished jobs: their settings, metrics and groups, from stores that MLflow has made."""
 
+import json
 import math
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
 import pandas as pd
 import pytest
 import stored
 from labjobs.results import groups, metrics, style, tables
-from labjobs.results.comparison import compare
+from labjobs.results.comparison import compare, on_tasks
 from labjobs.results.metrics import NoResults
+from labjobs.results.samples import sample
 from labjobs.settings import Metric, setting
 
 SAME = {"model": "mlp", "monitor": "val_accuracy"}
@@ -272,6 +275,47 @@ def test_random_splits_are_repeats(store):
     half = 4.302653 * 0.01 * math.sqrt(1 / 3 + 0.2 / 0.8)
     assert (high - low) / 2 == pytest.approx(half)
     assert found.overlap == 0.25
+    for seed in range(3):
+        how = {"lr": 0.3, "split_seed": 0, "seed": seed, "val_fraction": 0.2}
+        one(store, "splits", [0.8 + 0.01 * seed], **how)
+    said = "that they share, or over seeds where there is one split"
+    assert compare(tables.jobs("splits"), 3, needed=1).repeats.endswith(said)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_splits_that_also_share_test_examples_are_corrected_for_these(store, tmp_path, fixed):
+    """60 training and 30 test examples, which are others in each split or the same in all."""
+    for split in range(3):
+        folder = tmp_path / str(split)
+        folder.mkdir()
+        sizes = json.dumps({"examples": {"train": 60, "val": 10, "test": 30}})
+        (folder / "settings.json").write_text(sizes)
+        index, right = np.arange(30) + split * (not fixed), np.arange(30) < 20 + split
+        np.savez(folder / "predictions.npz", index=index, accuracy=right)
+        how = {"split_seed": split, "tags": {"job_folder": str(folder)}, **SAME}
+        tests = {"test_accuracy": right.mean()}
+        store.job(f"fixed {fixed}", {"val_accuracy": [0.5]}, tests=tests, **how)
+    jobs = tables.jobs(f"fixed {fixed}")
+    found = sample(jobs, metrics.shown(jobs).of("test"))
+    assert found.shared == (0 if fixed else 0.5)
+    assert ("30 test examples" in found.over) == fixed
+
+
+def test_a_row_is_the_same_setting_on_all_tasks_and_only_that(store):
+    tests = {"test_accuracy": 0.5}
+    for dataset, lr, other in (("a", 0.1234, "none"), ("b", 0.1233, "vit")):
+        for model in ("mlp", other):
+            one(store, "rows", dataset=dataset, model=model, lr=lr, tests=tests)
+    found = {task: {*each.samples()} for task, each in on_tasks(tables.jobs("rows"), 8).items()}
+    assert found == {
+        "a": {"model mlp, lr 0.1234", "model none, lr 0.1234"},
+        "b": {"model mlp, lr 0.1233", "model vit, lr 0.1233"},
+    }
+    for (dataset, lr), model in product((("a", 0.1), ("b", 0.2)), ("mlp", "vit", "gpt")):
+        one(store, "not in rows", dataset=dataset, model=model, lr=lr, tests=tests)
+    for shown in on_tasks(tables.jobs("not in rows"), 3).values():
+        assert {*shown.samples()} == {"mlp", "vit", "gpt"}
+        assert shown.notes == " The jobs differ in lr as well."
 
 
 def test_tasks_are_never_compared(store):

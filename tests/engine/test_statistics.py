@@ -101,6 +101,13 @@ def test_of_two_splits_nothing_is_said_however_many_seeds_they_have():
     assert not difference(first, shifted).paired
 
 
+def test_results_that_are_equal_but_for_rounding_are_equal():
+    """Without a spread there is no evidence, and 0.1 + 0.2 - 0.3 is none."""
+    one = pd.Series([0.7, 0.8, 0.9], index=range(3))
+    found = difference(one - 0.1, one)
+    assert (found.estimate.half(), found.p) == (0, 1)
+
+
 def test_probabilities_of_several_comparisons_are_adjusted():
     found = intervals.holm({"a": 0.01, "b": 0.04, "c": 0.03})
     assert found == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})

@@ -38,6 +38,7 @@ class Comparison:
     metric: Measured
     parts: list[list[str]]
     along: list[str]  # settings that are an axis
+    ranked_by: Measured  # by default the monitored metric, also if another one is shown
     chosen: str  # a sentence about the settings that were chosen; empty if none was
     among: str = ""  # among how many values they were chosen, `2` or `4–9`
 
@@ -106,7 +107,7 @@ class Comparison:
     @cached_property
     def _ranked(self) -> dict[str, pd.DataFrame]:
         """All jobs by settings, the best first."""
-        return groups.ranked(self.jobs, self.by, self.metric)
+        return groups.ranked(self.jobs, self.by, self.ranked_by)
 
     @cached_property
     def _alike(self) -> list[pd.DataFrame]:
@@ -128,13 +129,16 @@ class Comparison:
     @property
     def repeats(self) -> str:
         """What means and intervals are based on: `mean of 3 seeds, 95% t interval`."""
-        by = [name for name in groups.varying_repeats(self.jobs) if name in groups.SPLITS]
-        counts = [groups.combinations(jobs, by) if by else len(jobs) for jobs in self._alike]
+        split = [groups.split_by(jobs) for jobs in self._alike]
+        each = zip(split, self._alike, strict=True)
+        counts = [groups.combinations(jobs, by) if by else len(jobs) for by, jobs in each]
         if self.among or max(counts) < NEEDED:
             return self.means
         scale = " of the logarithm" if self.metric.log else ""
-        splits = "splits" if groups.SPLIT_SEED in by else "folds"
-        which = f" over {splits}, corrected for the examples that they share" if by else ""
+        kind = "split" if any(groups.SPLIT_SEED in by for by in split) else "fold"
+        which = f" over {kind}s, corrected for the examples that they share" if any(split) else ""
+        if which and any(n >= NEEDED and not by for n, by in zip(counts, split, strict=True)):
+            which += f", or over seeds where there is one {kind}"
         few = " (of three or more)" if min(counts) < NEEDED else ""
         return f"{self.means}, 95% t interval{scale}{which}{few}"
 
@@ -146,9 +150,8 @@ class Comparison:
         for name, jobs in groups.groups(self.jobs, self.by).items():
             diverged = int(jobs["diverged"].sum())
             unknown = len(jobs) - diverged - len(groups.finite(jobs, self.metric.result))
-            whose = f"of {number_of(len(jobs), 'job')}{f' ({name})' if name else ''}"
-            parts += [f"{diverged} {whose}, which diverged"] * bool(diverged)
-            parts += [f"{unknown} {whose}, without a finite result"] * bool(unknown)
+            parts += [f"{_of(diverged, jobs, name)}, which diverged"] * bool(diverged)
+            parts += [f"{_of(unknown, jobs, name)}, without a finite result"] * bool(unknown)
         if len(parts) > MOST:
             lost = len(self.jobs) - len(groups.finite(self.jobs, self.metric.result))
             parts = [f"{lost} of {len(self.jobs)} jobs, which diverged or have no finite result"]
@@ -161,7 +164,8 @@ class Comparison:
             return "one setting"
         every = "both" if count == 2 else f"all {count}"
         many = every if shown == count else f"the {best} {shown} of {count}"
-        return f"{many} settings{by_median(self.jobs, self.metric)}"
+        by = f" by {self.ranked_by}" if self.ranked_by != self.metric else ""
+        return f"{many} settings{by}{by_median(self.jobs, self.ranked_by)}"
 
     def differences(
         self, most: int, baseline: Mapping[str, Any]
@@ -180,13 +184,28 @@ class Comparison:
         return reference, found
 
     def over(self, most: int) -> str:
-        """Return sentences on what the intervals of test results are over, and which have none."""
+        """Return sentences on what the intervals of test results are over, which have none, and
+        which jobs have no test results."""
         tested = self.samples(most, "test")
         known, few = over(tested.values()), [n for n, one in tested.items() if not one.is_shown]
-        if not known:
-            return ""
         why = f" Fewer than {NEEDED} repeats, so neither interval nor comparison: {_listed(few)}."
-        return f" Test intervals are over {known}.{why * bool(few)}"
+        said = f" Test intervals are over {known}.{why * bool(few)}" if known else ""
+        return said + self._untested
+
+    @property
+    def _untested(self) -> str:
+        """A sentence about the jobs that have a result on validation data and none on test data."""
+        metric, every = self.metric.of("test"), groups.having(self.jobs, self.metric.result)
+        if metric.result not in every:
+            return ""
+        lost = every.drop(groups.finite(every, metric.result).index)
+        if len(lost) == len(every):
+            return f" No job has a finite {metric}."
+        alike = groups.groups(every, self.by).items()
+        counts = [(len({*own.index} & {*lost.index}), own, name) for name, own in alike]
+        parts = [_of(*each) for each in counts if each[0]]
+        parts = parts if len(parts) <= MOST else [_of(len(lost), every)]
+        return f" No finite {metric}, which counts as the worst: {'; '.join(parts)}." * bool(parts)
 
     def told_apart(self, most: int) -> str:
         """Return sentences on the test results of the first settings, at most this many: what their
@@ -203,6 +222,7 @@ def on_tasks(jobs: pd.DataFrame, most: int) -> dict[str, Comparison]:
     NoResults if there are no test results."""
     groups.having(jobs, shown(jobs).of("test").result)
     (by,), metric = _distributed(jobs, [most], (), 0), shown(jobs)
+    jobs = groups.with_values(jobs)
     return {task: compare(own, along=by, metric=metric) for task, own in groups.tasks(jobs).items()}
 
 
@@ -223,6 +243,11 @@ def apart(reference: str, found: Mapping[str, Difference], metric: Measured) -> 
     return f" {'. '.join(parts)} ({how}; 5% level for all comparisons together)."
 
 
+def _of(count: int, jobs: pd.DataFrame, name: str = "") -> str:
+    """How many of the jobs with the same settings: `1 of 3 jobs (mlp)`."""
+    return f"{count} of {number_of(len(jobs), 'job')}{f' ({name})' if name else ''}"
+
+
 def _listed(names: Sequence[str]) -> str:
     return "; ".join(names) if len(names) <= MOST else f"{len(names)} settings"
 
@@ -239,7 +264,8 @@ def compare(
     `most` is how many values each part of the figure can distinguish: each takes one of the
     settings that vary, the last one several. For the remaining settings, the values with the best
     validation results are chosen. Settings `along` an axis are distinguished by it. The metric is
-    by default the one of --metric, or the monitored one, on validation data.
+    by default the one of --metric, or the monitored one, on validation data; the monitored one
+    ranks the settings, unless a metric is given.
 
     Raises NoResults if fewer parts than `needed` have a setting, if values must be chosen but there
     are no validation results, or if the jobs are of several tasks.
@@ -274,9 +300,8 @@ def compare(
             chosen += f"{median}{_named(best)}."
         else:
             chosen = f" The jobs differ in {settings(rest)} as well."
-    if not metric:
-        chooser(jobs)  # raises NoResults without results on validation data
-    return Comparison(jobs, metric or shown(jobs), parts, [*along], chosen, among)
+    ranked_by, metric = metric or chooser(jobs), metric or shown(jobs)
+    return Comparison(jobs, metric, parts, [*along], ranked_by, chosen, among)
 
 
 def _named(best: dict[str, str]) -> str:

@@ -23,7 +23,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import AutoLocator, LogLocator, MaxNLocator, NullFormatter
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from labjobs.results import text
 from labjobs.results.comparison import Curves
@@ -412,20 +412,26 @@ def _limit(
     # A little beyond the range of the metric, so that points on its end are seen whole.
     slack = 0.2 * margin
     with np.errstate(invalid="ignore", divide="ignore"):  # the logarithms of 0 and less
-        within = scale.transform(np.array(metric.within))
+        within = scale.transform(np.array(metric.within(values)))
     within = np.where(np.isfinite(within), within, [-np.inf, np.inf]) + np.array([-slack, slack])
     edges = np.clip([shown[0] - margin, shown[1] + margin], *within)
     least, most = scale.inverted().transform(edges)
     change = axes[0].axes.set_xlim if axes[0] is axes[0].axes.xaxis else axes[0].axes.set_ylim
     change(least, most)
     seen_or_cut = values[(lowest <= values) & (values <= highest)]  # means may be drawn alone
-    beyond = np.sum((seen_or_cut < least) | (seen_or_cut > most)) / len(values)
-    part = f"{beyond:.1%}" if beyond >= 0.0005 else "less than 0.1%"
-    said = f" Of all values {part} are beyond the axis." if beyond else ""
+    said = _said(seen_or_cut, (least, most), len(values), "beyond the axis")
+    said += _said(values, metric.ends, len(values), "outside the range that METRICS declares")
     is_cut = lowest < min(least, values.min()) or highest > max(most, values.max())
     arrows = [_point_beyond(axis) for axis in axes]
     where = "Arrows show where the edges" if any(arrows) else "The edges"
     return said + (f" {where}{CUT}" if is_cut else "")
+
+
+def _said(values: NDArray[Any], ends: tuple[float, float], n: int, where: str) -> str:
+    """A sentence on how many of n values are not between two ends; empty if all are."""
+    part = np.sum((values < ends[0]) | (values > ends[1])) / n
+    percent = f"{part:.1%}" if part >= 0.0005 else "less than 0.1%"
+    return f" Of all values {percent} are {where}." if part else ""
 
 
 def _point_beyond(axis: Axis) -> bool:

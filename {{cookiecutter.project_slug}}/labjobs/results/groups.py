@@ -12,8 +12,8 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from labjobs.job import data_evidence
-from labjobs.results import intervals
-from labjobs.results.metrics import CURE, Measured, NoResults, chooser
+from labjobs.results import intervals, tables
+from labjobs.results.metrics import CURE, Measured, NoResults, Part, chooser
 from labjobs.results.style import names, setting
 from labjobs.settings import CONFIRMING, ROLES, Role
 from labjobs.tracking.stored_jobs import folder_of
@@ -96,12 +96,16 @@ def between(counts: Sequence[int]) -> str:
     return "–".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
 
 
+def split_by(repeats: pd.DataFrame) -> list[str]:
+    """Return the settings by which the examples of some repeats are split differently."""
+    return [name for name in SPLITS if name in repeats and combinations(repeats, [name]) > 1]
+
+
 def split_means(values: ArrayLike, repeats: pd.DataFrame, log: bool = False) -> NDArray[Any]:
     """Return values (…, n) averaged over the repeats within each split, (…, splits). `repeats` has
     n rows; if they are all of one split, the values are returned as they are."""
     each = np.asarray(values, dtype=float)
-    by = [name for name in SPLITS if name in repeats and combinations(repeats, [name]) > 1]
-    if not by:
+    if not (by := split_by(repeats)):
         return each
     split = repeats.reset_index(drop=True).groupby(by, dropna=False).ngroup().to_numpy()
     each = np.log(each) if log else each
@@ -109,14 +113,19 @@ def split_means(values: ArrayLike, repeats: pd.DataFrame, log: bool = False) -> 
     return np.exp(np.stack(means, -1)) if log else np.stack(means, -1)
 
 
-def overlap(jobs: pd.DataFrame) -> float:
-    """Return the ratio of validation to training examples, if jobs are of several splits; else
-    0."""
-    splits = combinations(jobs, [name for name in SPLITS if name in jobs])
-    if splits <= 1:
+def overlap(jobs: pd.DataFrame, part: Part | None = "val") -> float:
+    """Return the ratio of the examples on a part of the data to training examples, if jobs are of
+    several splits; else 0. On test data it is that of validation data if it is not known."""
+    if not (by := split_by(jobs)):
         return 0.0
+    if part == "test" and "job_folder" in jobs:
+        sizes = [tables.sizes(str(folder)) for folder in jobs["job_folder"]]
+        ratios = [each["test"] / each["train"] for each in sizes if {"test", "train"} <= {*each}]
+        if ratios:
+            return max(ratios)
     if FOLD in jobs and jobs[FOLD].map(bool).all():
         return 1 / max(1, int(jobs[FOLD].max()) - 1)
+    splits = combinations(jobs, by)
     held_out = float(jobs["val_fraction"].max()) if "val_fraction" in jobs else 1 / splits
     return held_out / (1 - held_out)
 
@@ -131,7 +140,23 @@ def varied(jobs: pd.DataFrame) -> list[str]:
         return int(commonest), not is_numeric(jobs, name), name
 
     names = {*jobs.attrs["settings"]} - {*repeated(jobs), *with_role(jobs, "task")}
-    return sorted((name for name in names if combinations(jobs, [name]) > 1), key=rank)
+    return sorted((name for name in names if len(values_of(jobs, name)) > 1), key=rank)
+
+
+VALUES = "values of settings"  # the attribute of a table of jobs with those of all tasks
+
+
+def with_values(jobs: pd.DataFrame) -> pd.DataFrame:
+    """Return the jobs; those of a part of them, such as a task, will be called by what varies among
+    all, so that a name means the same in each part."""
+    found = jobs.copy()
+    found.attrs[VALUES] = {name: values_of(jobs, name) for name in jobs.attrs["settings"]}
+    return found
+
+
+def values_of(jobs: pd.DataFrame, name: str) -> list[Any]:
+    """Return the distinct values of a setting by which jobs are called."""
+    return [*dict.fromkeys(jobs.attrs.get(VALUES, jobs)[name])]
 
 
 def groups(jobs: pd.DataFrame, by: Sequence[str]) -> dict[str, pd.DataFrame]:
@@ -150,14 +175,15 @@ def label(jobs: pd.DataFrame, by: Sequence[str]) -> "pd.Series[Any]":
     words, others = words_first(jobs, by)
     # A value of `monitor` would read like the metric that is drawn.
     bare = len(words) == 1 and words != ["monitor"]
-    bare = bare and all(w[:1].isalpha() and w.lower() != "none" for w in jobs[words[0]].unique())
+    for each in values_of(jobs, words[0]) if bare else ():
+        bare = bare and each[:1].isalpha() and each.lower() != "none"
     columns = []
     for name in [*words, *others]:
         start = "" if bare and name in words else f"{setting(name)} "
-        known, nested = enumerate(names(jobs[name]).items()), name in jobs.attrs.get("nested", ())
+        nested = name in jobs.attrs.get("nested", ())
         texts = {
             value: (order, "" if value is None and nested else f"{start}{text}")
-            for order, (value, text) in known
+            for order, (value, text) in enumerate(names(values_of(jobs, name)).items())
         }
         columns.append([texts[value] for value in jobs[name].tolist()])
     rows = list(zip(*columns, strict=True)) if by else [()] * len(jobs)
@@ -171,7 +197,7 @@ def label(jobs: pd.DataFrame, by: Sequence[str]) -> "pd.Series[Any]":
 
 def words_first(jobs: pd.DataFrame, by: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the settings that are words in all jobs, and the others, in the order of `label`."""
-    words = [name for name in by if all(isinstance(value, str) for value in jobs[name].tolist())]
+    words = [name for name in by if all(isinstance(value, str) for value in values_of(jobs, name))]
     return words, [name for name in by if name not in words]
 
 

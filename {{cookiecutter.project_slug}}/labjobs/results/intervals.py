@@ -83,6 +83,8 @@ class Estimate(NamedTuple):
 
 LEAST = 1e-12  # the smallest probability that is told from 0
 
+ROUNDING = 1e-9  # the standard deviation, relative to the mean, below which samples are all equal
+
 
 def mean(samples: ArrayLike, log: bool = False, overlap: float = 0.0) -> Estimate:
     """Return the mean over the last axis.
@@ -96,9 +98,9 @@ def mean(samples: ArrayLike, log: bool = False, overlap: float = 0.0) -> Estimat
     n, middle = values.shape[-1], values.mean(axis=-1)
     if n == 1:
         return Estimate(middle, (Variance(middle * np.nan, np.nan),), log)
-    return Estimate(
-        middle, (Variance(values.var(axis=-1, ddof=1) * (1 / n + overlap), n - 1),), log
-    )
+    spread = values.std(axis=-1, ddof=1)
+    spread = np.where(spread > ROUNDING * abs(middle), spread, 0.0)
+    return Estimate(middle, (Variance(spread**2 * (1 / n + overlap), n - 1),), log)
 
 
 def with_examples(results: Estimate, examples: NDArray[Any], outcomes: bool = False) -> Estimate:

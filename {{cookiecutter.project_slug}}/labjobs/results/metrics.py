@@ -90,10 +90,15 @@ class Measured:
         return 1 if self.declared.better == "higher" else -1
 
     @property
-    def within(self) -> tuple[float, float]:
-        """The least and the largest value possible."""
+    def ends(self) -> tuple[float, float]:
+        """The least and the largest value that it is declared to have."""
         low, high = self.declared.range
         return -np.inf if low is None else low, np.inf if high is None else high
+
+    def within(self, values: ArrayLike) -> tuple[float, float]:
+        """Return its declared ends; where some values are beyond one, there is none."""
+        (low, high), each = self.ends, np.asarray(values)
+        return -np.inf if (each < low).any() else low, np.inf if (each > high).any() else high
 
     def of(self, part: Part | None) -> "Measured":
         """Return the same metric on another part of the data, or on none in particular."""

@@ -39,7 +39,10 @@ NOTHING = "–"  # a cell for which no job was run
 
 NO_SETTING = "plot.py: the jobs have no setting {}"
 
-LOST = ("diverged", "failed")  # jobs without which a mean of the others would be too good
+NO_RESULT = "no result"  # what became of jobs that finished without a finite result
+
+LOST = ("diverged", "failed", NO_RESULT)
+"""Jobs without which a mean of the others would be too good."""
 
 COSTS = {
     "gpu_hours": "GPU (h)",
@@ -144,8 +147,8 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
                 table.records.append(record)
     chosen_by = "".join(f" {task[:1].upper()}{task[1:]}:{how}" for task, how in said.items() if how)
     chosen_by = said.popitem()[1] if len({*said.values()}) == 1 else chosen_by
-    table.about = _intervals(every) + _bold(table) + chosen_by + _unknown(table, metrics)
-    table.about += fewer + others + _confirmed(table, grid.jobs)
+    table.about = _intervals(every) + _bold(table) + chosen_by + fewer + others
+    table.about += _confirmed(table, grid.jobs)
     return _turned(table) if len(metrics) == 1 < MOST_TASKS < len(table.columns) else table
 
 
@@ -209,7 +212,7 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
         table.about += f" Bold: what can be told from no difference ({level})."
     if further := len(grid.names) - len(once) - 1:
         table.about += f" Not shown: {counted(further, 'setting')} with more than one change."
-    table.about += _unknown(table, metrics) + fewer + others + _confirmed(table, grid.jobs)
+    table.about += fewer + others + _confirmed(table, grid.jobs)
     return table
 
 
@@ -403,14 +406,14 @@ def _metrics(jobs: pd.DataFrame, shown: Sequence[str]) -> tuple[list[Measured], 
     require_known(shown, every, "plot.py: the jobs have no metric {}")
     names = [*shown] or [*every]
     parts: tuple[Part | None, ...] = ("test", "val", None)
+    lacking = list[str]()
     for part in parts:
         each = [Measured(name, every[name], part) for name in names]
-        if found := [metric for metric in each if len(groups.finite(jobs, metric.result))]:
-            lacking = [
-                str(metric)
-                for metric in each
-                if metric not in found and (shown or metric.of("val").result in jobs)
-            ]
+        found = [metric for metric in each if len(groups.finite(jobs, metric.result))]
+        for metric in each:
+            known = metric.result in jobs or (found and (shown or metric.of("val").result in jobs))
+            lacking += [str(metric)] * bool(metric not in found and known)
+        if found:
             found, others = (found, "") if shown else _fewer(jobs, found)
             return found, others + f" Without results: {', '.join(lacking)}." * bool(lacking)
     raise NoResults("no finished job has a result of a declared metric")
@@ -448,10 +451,17 @@ def _scaled(found: Interval, each: Sample) -> Interval:
 def _lost(tried: pd.DataFrame, n: int) -> Cell | None:
     """A cell in place of a mean: what became of jobs without which it would be too good, or of all
     jobs, if none of them has a result."""
-    states = Counter(tried["state"])
-    lost = [state for state in (states if not n else LOST) if states[state] and state != "finished"]
+    states = _states(tried, n)
+    lost = [state for state in (LOST if n else states) if states[state] and state != "finished"]
     each = [f"{states[state]}/{len(tried)} {state}" for state in lost]
     return Cell(", ".join(each)) if each else None
+
+
+def _states(tried: pd.DataFrame, n: int) -> "Counter[str]":
+    """How many jobs have each state, and how many finished without being one of n results."""
+    states = Counter(tried["state"])
+    states[NO_RESULT] = states["finished"] - n
+    return states
 
 
 def _cell(
@@ -486,7 +496,7 @@ def _change(
         """Return a ratio, or a difference with its sign."""
         return f"{'×' if log else '+' if value > 0 else ''}{style.rounded(value, decimals, digits)}"
 
-    if (lost := _lost(tried, len(each))) or not (len(each) and len(base)):
+    if (lost := _lost(tried, len(each))) or base.lost or not (len(each) and len(base)):
         return lost or Cell(NOTHING)
     mine, its = each.estimate.interval.mean, base.estimate.interval.mean
     alone = Interval(mine / its if log else mine - its, math.nan, math.nan)
@@ -511,7 +521,7 @@ def _record(
     difference: Difference | None,
     more: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    metric, values, states = each.metric, each.results, Counter(tried["state"])
+    metric, values, states = each.metric, each.results, _states(tried, len(each))
     found = each.interval if len(each) else Interval(*[math.nan] * 3)
     apart = difference.estimate.interval._asdict() if difference else {}
     return {
@@ -554,25 +564,14 @@ def _confirmed(table: Table, jobs: pd.DataFrame) -> str:
     return f" {which}, which had no part in the choice."
 
 
-def _unknown(table: Table, metrics: Iterable[Measured]) -> str:
-    """How many jobs finished without a finite result, by metric."""
-    each = []
-    for metric in metrics:
-        own = [record for record in table.records if record["metric"] == metric.key]
-        finished, known = (sum(record[count] for record in own) for count in ("finished", "n"))
-        lacking = f"{finished - known} of {counted(finished, 'job')} without a finite {metric}"
-        each += [lacking] * (finished > known)
-    return f" Left out of the means: {'; '.join(each)}." if each else ""
-
-
 def _bold(table: Table, each: str = "rows", of: str = "column") -> str:
     """What bold cells and dashes are, if there are any."""
     cells = [cell for row in table.rows.values() for cell in row]
     lost = any(cell.text.endswith(LOST) for cell in cells)
     few = any(record["n"] > 0 and not record["interval"] for record in table.records)
     those = f"{each} of {NEEDED} repeats or more" if few else each
-    those += f", none of whose jobs {' or '.join(LOST)}," if lost else ""
+    those += ", with a result of each job," if lost else ""
     bold = f" Bold: † and all {those} whose test results cannot be told apart from its own (5% "
     bold += f"level for all {each} of a {of} together)."
-    dash = f" {NOTHING}: not run, or no finite result."
+    dash = f" {NOTHING}: not run."
     return bold * any(c.bold for c in cells) + dash * any(c.text == NOTHING for c in cells)

@@ -336,7 +336,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     known = ", ".join(figure_files.METADATA)
     several = f"{known}; several with commas (default: %(default)s)"
     add("--format", type=_formats, default="pdf,png", help=several)
-    shown = "metric to show (default: the monitored one); choices are made by the monitored one"
+    shown = "metric in figures (default: the monitored one, which always chooses and ranks)"
     add("--metric", default="", metavar="NAME", help=shown)
     add("--task", default="", metavar="NAME", help="only this task, such as a dataset")
     add("--job", default="", metavar="ID", help="job for figures of one job (default: the best)")
@@ -429,8 +429,7 @@ def _about(jobs: pd.DataFrame) -> str:
     each = [f"{groups.between(counts)} {WORDS[part]}" for part, counts in known.items() if counts]
     *most, last = each or [""]
     said += [f"{', '.join(most)}{' and ' * bool(most)}{last} examples"] * bool(each)
-    splits = groups.combinations(jobs, [name for name in groups.SPLITS if name in jobs])
-    said += ["one split"] * (len(each) > 1 and splits == 1)
+    said += ["one split"] * (len(each) > 1 and not groups.split_by(jobs))
     text = ", ".join(said)
     return f" {text[0].upper()}{text[1:]}." if text else ""
 

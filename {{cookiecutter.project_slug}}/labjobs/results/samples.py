@@ -32,6 +32,7 @@ class Sample:
     examples: NDArray[Any] | None = None
     which: tuple[NDArray[Any], ...] = ()
     overlap: float = 0.0  # of the splits of the repeats: intervals.mean
+    lost: int = 0  # number of jobs that ended without a finite result
 
     def __len__(self) -> int:
         return len(self.results)
@@ -41,7 +42,14 @@ class Sample:
         """The mean over repeats alone."""
         values, log = self.metric.checked(self.results), self.metric.log
         each = groups.split_means(values, self.results.index.to_frame(), log)
-        return intervals.mean(each, log, self.overlap)
+        return intervals.mean(each, log, self.shared)
+
+    @property
+    def shared(self) -> float:
+        """The correction for examples that splits share. There is none for one split, nor for test
+        examples that are known to be the same in all: these are a part of the variance."""
+        is_split = groups.split_by(self.results.index.to_frame())
+        return self.overlap if is_split and self.examples is None else 0.0
 
     @cached_property
     def of_examples(self) -> NDArray[Any] | None:
@@ -69,7 +77,7 @@ class Sample:
         """The mean with its 95 % interval, within the metric's range: the t interval, or the
         binomial one, if the t interval leaves the range of a fraction or has no width. Its ends are
         NaN if there are too few repeats."""
-        found, (least, most) = self.estimate.interval, self.metric.within
+        found, (least, most) = self.estimate.interval, self.metric.within(self.results)
         if not self.estimate.is_shown:
             return Interval(found.mean, np.nan, np.nan)
         within = least <= found.low < found.high <= most
@@ -107,7 +115,8 @@ def sample(jobs: pd.DataFrame, metric: Measured) -> Sample:
     # The metric may be another mean, such as one weighted by length.
     same = found and np.allclose(found[0].mean(axis=0), results, rtol=1e-3, atol=1e-6)
     examples, which = found if found and same else (None, ())
-    return Sample(results, metric, examples, which, groups.overlap(jobs))
+    lost = int(jobs["ended"].notna().sum()) - len(results)
+    return Sample(results, metric, examples, which, groups.overlap(jobs, metric.part), lost)
 
 
 class Difference(NamedTuple):
@@ -133,8 +142,15 @@ def differences(samples: Mapping[str, Sample], reference: str) -> dict[str, Diff
         for name, each in samples.items()
         if name != reference and each.is_shown and base.is_shown
     }
-    adjusted = intervals.holm({name: estimate.p for name, (estimate, *_) in found.items()})
+    adjusted = intervals.holm({name: _p(samples[name], base, of[0]) for name, of in found.items()})
     return {name: Difference(*found[name], p) for name, p in adjusted.items()}
+
+
+def _p(each: Sample, base: Sample, difference: Estimate) -> float:
+    """The probability of a difference. It is 1 if the better of the two has lost jobs, since these
+    count as the worst."""
+    better = each if each.metric.sign * difference.mean > 0 else base
+    return 1.0 if better.lost else difference.p
 
 
 def _difference(first: Sample, second: Sample) -> tuple[Estimate, bool, int]:
@@ -146,7 +162,7 @@ def _difference(first: Sample, second: Sample) -> tuple[Estimate, bool, int]:
     pairs = one.results / other.results if log else one.results - other.results
     values = groups.split_means(pairs, pairs.index.to_frame(), log)
     if paired := len(values) >= NEEDED:
-        found = intervals.mean(values, log, first.overlap)
+        found = intervals.mean(values, log, max(one.shared, other.shared))
     else:  # with different seeds: Welch 1947, doi.org/10.2307/2332510
         one, other, n = first, second, min(len(first), len(second))
         alone = one.of_repeats, other.of_repeats
