@@ -13,7 +13,7 @@ from labjobs.settings import Span
 from labjobs.training import progress
 from labjobs.training.loop import Job
 from labjobs.training.progress import TIMED, WARM_UP
-from toy import STEPS, Loop
+from toy import STEPS, VAL, Loop
 
 
 @pytest.mark.parametrize(
@@ -172,3 +172,38 @@ def test_an_interval_is_over_once_the_device_has_done_it(toy, monkeypatch):
     monkeypatch.setattr(devices, "wait_for_stream", waits.append)
     toy.done(loop=Silent(), epochs=2)
     assert waits == [torch.device("cpu")] * 2
+
+
+class TwoSets(Loop):
+    """Has a second, shorter set of shuffled batches, made before or after the one to train on, and
+    reads its first batch, or one more at each step."""
+
+    def __init__(self, first, across):
+        super().__init__()
+        self.first, self.across = first, across
+
+    def batches(self, job):
+        parts = [VAL, self.train_on] if self.first else [self.train_on, VAL]
+        made = {part: job.batches(part, 8, shuffle=True) for part in parts}
+        self.others = iter(made[VAL])
+        next(self.others)
+        return made[self.train_on]
+
+    def step(self, job, forward, model, batch, optimizer):
+        if self.across:
+            next(self.others)
+        super().step(job, forward, model, batch, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("first", "across", "said"),
+    [
+        (False, False, ""),
+        (True, False, "an epoch has 7 steps, but job.total_steps went by another set of 3"),
+        (False, True, "batches are read from step to step outside of job.steps"),
+    ],
+    ids=["looked at", "made first", "read across steps"],
+)
+def test_what_a_second_set_of_batches_may_do(toy, first, across, said):
+    done = toy.run(loop=TwoSets(first, across), epochs=1)
+    assert said in done.said and done.status == bool(said)

@@ -184,6 +184,22 @@ def test_outputs_of_an_evaluation_in_training_are_refused(toy):
     assert "epoch 1/2" not in done.said
 
 
+class Twice(Keeping):
+    """Tests two models, one after the other, on the same batches."""
+
+    def evaluate(self, model, job, forward, val, part):
+        for _ in range(1 if part == "val" else 2):
+            found = Loop.evaluate(self, model, job, forward, val, part)
+        return found
+
+
+def test_a_second_pass_over_the_test_examples_is_refused(toy):
+    """Otherwise, each of them would be in the file twice."""
+    done = toy.run(loop=Twice(labels_alone), epochs=1)
+    assert done.status == 1
+    assert "failed: job.keep_outputs: a second pass over the same batches" in done.said
+
+
 def anonymous():
     """Bytes of memory of this process that no file is behind."""
     (line,) = re.findall(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())

@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures.thread import _threads_queues
@@ -41,6 +42,11 @@ from labjobs.machine import cores
 
 RESIDENT_FRACTION = 0.25  # of the device's free memory, that `auto` lets a dataset take at most
 MOST_WORKERS = 8  # more reading processes than this usually slow each other down at the disk
+ACROSS_STEPS = (
+    "batches are read from step to step outside of job.steps(…), and a job that is continued would "
+    "begin with the first again; draw examples as `python jobs.py docs recipes` says"
+)
+
 GATHERED = 2**22  # bytes of batches that are picked at once, which costs less than separately
 
 
@@ -60,6 +66,9 @@ class Batches:
         """Called before each batch of an evaluation; may raise."""
         self.watch: Callable[[], AbstractContextManager[object]] = nullcontext
         """Makes a context for each pass of an evaluation."""
+        self.step: Callable[[], int] = lambda: 0
+        """Returns the optimizer steps that are done."""
+        self.passes = 0  # of evaluations, that have begun
 
     def __len__(self) -> int:
         if self.order is None:
@@ -67,8 +76,12 @@ class Batches:
         return len(self.order)
 
     def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        step, thread = self.step(), threading.current_thread()
         with self.watch():
             for batch in self.epoch(0, 0):
+                if self.step() != step and thread is threading.main_thread():
+                    raise JobError(ACROSS_STEPS)
                 self.check()
                 yield batch
 

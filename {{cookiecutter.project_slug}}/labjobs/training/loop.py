@@ -173,6 +173,7 @@ class Job(Generic[S]):
         rank = self._processes.rank
         made = loaders.make(part, *how, seed=seed, collate=collate, rank=rank)
         made.check = partial(self._begin_batch, made)
+        made.step = lambda: self._position.step
         self._all_batches.append(made)
         # With --shard, processes need each other for every batch. A stream has no last one.
         last = made.order.sizes(1)[-1] if runtime.shard and made.order is not None else rank.size
@@ -644,6 +645,7 @@ class Job(Generic[S]):
         """The batches from here on, without end: the same iterator for all intervals."""
         if self._open_stream is None:
             self._streamed = batches
+            self._check_length(batches)
             self._length.set_epoch(None if batches is None else batches.order)
             self._meter.choose_spacing(self._length.total)
             stream: Iterator[tuple[Any, int]]
@@ -664,6 +666,18 @@ class Job(Generic[S]):
                 "job.batches a function that chooses them (`python jobs.py docs recipes`)"
             )
         return self._open_stream
+
+    def _check_length(self, batches: Batches | None) -> None:
+        """Raise JobError if these are not the batches that have told the length of an epoch."""
+        mine = None if batches is None else batches.order
+        orders = (each.order for each in self._all_batches)
+        first = next((each for each in orders if each and each.shuffled), mine)
+        if mine and first and len(mine) != len(first):
+            raise JobError(
+                f"job.steps(batches): an epoch has {len(mine)} steps, but job.total_steps went by "
+                f"another set of {len(first)} batches; call job.batches(…, shuffle=True) for the "
+                "one to train on first"
+            )
 
     def _end_steps(self) -> None:
         """The steps of an interval are done: what comes now is its evaluation."""

@@ -55,7 +55,7 @@ class Outputs:
         self._sizes: list[int] = []  # examples in each batch
         self._columns: dict[str, _Column] = {}
         self._copies: deque[tuple[devices.Event, dict[str, Tensor]]] = deque()
-        self._sources: set[Batches | None] = set()
+        self._passes: dict[Batches | None, int] = {}  # over the batches that values are of
         self.batch_of: Batches | None = None  # where the next outputs' batch comes from
 
     def add(self, values: Mapping[str, Value], measured: Mapping[str, Any] = {}) -> None:
@@ -73,8 +73,11 @@ class Outputs:
             if len(each) == size:
                 columns.setdefault(name, each)
         self._sizes.append(size)
-        self._sources.add(self.batch_of)
-        self.batch_of = None
+        source, self.batch_of = self.batch_of, None
+        number = source.passes if source else 0
+        if self._passes.setdefault(source, number) != number:
+            line = "a second pass over the same batches, whose examples would be there twice"
+            raise JobError(f"job.keep_outputs: {line}; keep all values of an example in one pass")
         copies = {name: self._to_host(value) for name, value in columns.items()}
         copied = devices.event(self._device)
         copied.record()
@@ -110,7 +113,7 @@ class Outputs:
     @property
     def _order(self) -> Order | None:
         """The order of the batches that all values are of, if they are surely of the same ones."""
-        source = next(iter(self._sources)) if len(self._sources) == 1 else None
+        source = next(iter(self._passes)) if len(self._passes) == 1 else None
         return None if source is None else source.order
 
     def _index(self) -> Arrays:
