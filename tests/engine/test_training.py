@@ -55,6 +55,19 @@ def test_the_ema_follows_the_weights_and_has_the_models_buffers(buffers):
     assert [buffer.item() for buffer in ema.model.buffers()] == [9] * 3 * buffers
 
 
+def test_the_ema_follows_a_model_whose_tensors_were_moved():
+    model = nn.Linear(1, 1)
+    ema = EMA(model, 0.5)
+    model.double().float()  # elsewhere in memory, as after model.to(device)
+    nn.init.constant_(model.weight, 1e6)
+    ema.update()
+    assert ema.model.weight.item() > 1e5
+    ema = EMA(model, 0.5)
+    model.to("meta")
+    with pytest.raises(JobError, match=r"^EMA: was made on cpu, and its model is on meta; make it"):
+        ema.update()
+
+
 def test_the_speed_counts_all_training_of_an_interval(monkeypatch):
     """Also what comes before an evaluation that is logged between two steps."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)

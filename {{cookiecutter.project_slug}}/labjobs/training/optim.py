@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from copy import deepcopy
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -204,13 +204,13 @@ class EMA(Generic[M]):
 
     def __init__(self, model: M, decay: float) -> None:
         self.model = deepcopy(model) if decay else model  # as trainable: shares compiled code
-        self._decay = decay
+        self._source, self._decay = model, decay
         self._steps: int | Tensor = 0
-        self._weights = _by_type(self.model.parameters(), model.parameters())
-        self._buffers = _by_type(self.model.buffers(), model.buffers())
 
+    @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights after a step; nothing is read from the device."""
+        """Take in the weights after a step; nothing is read from the device. Raises JobError if the
+        model has been moved to another device since the EMA was made."""
         if not self._decay:
             return
         self._steps += 1
@@ -223,6 +223,15 @@ class EMA(Generic[M]):
                 torch._foreach_lerp_(_held(mine), _held(theirs), 1 - min(self._decay, early))
         for mine, theirs in self._buffers:
             torch._foreach_copy_(_held(mine), _held(theirs))
+
+    @cached_property
+    def _weights(self) -> list[tuple[list[Tensor], list[Tensor]]]:
+        # Not before the first step, since moving a model changes its tensors.
+        return _by_type(self.model.parameters(), self._source.parameters())
+
+    @cached_property
+    def _buffers(self) -> list[tuple[list[Tensor], list[Tensor]]]:
+        return _by_type(self.model.buffers(), self._source.buffers())
 
     def count_on(self, device: torch.device) -> None:
         """Have the device count the steps from now on, as a CUDA graph of a step does."""
@@ -249,7 +258,11 @@ def _by_type(
     mine: Iterable[Tensor], theirs: Iterable[Tensor]
 ) -> list[tuple[list[Tensor], list[Tensor]]]:
     """Pairs of lists of one data type each."""
-    ours = [[e if is_divided(e) else e.detach() for e in each] for each in (mine, theirs)]
+    ours = [*mine], [*theirs]
+    for one, other in zip(*ours, strict=True):
+        if one.device != other.device:
+            line = f"was made on {one.device}, and its model is on {other.device}"
+            raise JobError(f"EMA: {line}; make it after model.to(job.device)")
     groups = trees.alike(ours[0], lambda each: each.dtype)
     return [([ours[0][n] for n in group], [ours[1][n] for n in group]) for group in groups]
 
