@@ -133,6 +133,15 @@ def test_a_job_without_a_store_is_refused(project):
     assert line.startswith("run.py: MLFLOW_TRACKING_URI ")
 
 
+def test_sets_have_the_same_order_in_each_process(fresh):
+    """Classes or a vocabulary made from a set would be others in a job that is continued."""
+    check = "    def __post_init__(self) -> None:\n"
+    fresh.edit("settings.py", check, f"{check}        raise SettingsError(str(set('ABCDEFGH')))\n")
+    said = one_line(ended(fresh.start()), 2).removeprefix("run.py: ")
+    write_grid(fresh.root, "")
+    assert f": {said}\n" in fresh.do("bash", "run.sh").stderr
+
+
 def test_another_python_is_told_what_it_lacks(project):
     done = ended(project.command(sys.executable, "-S", "run.py"))
     lacking = "mlflow, numpy, torch, tqdm"

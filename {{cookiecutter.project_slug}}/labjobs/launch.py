@@ -47,6 +47,8 @@ def begin(kind: type[Any], metrics: Mapping[str, Metric]) -> "Attempt | Check":
     Returns an object with a method `run(main, check)`: an attempt at the job or, for --check, the
     test of the guarantees. Sweeps read these arguments from the script's source (job/identity.py).
     """
+    # For sets of texts to have the same order in the process that continues a job, and in others.
+    terminal.begin_again("PYTHONHASHSEED", "0")
     terminal.prepare_streams()
     terminal.handle_signals(signal.SIG_DFL)
     if os.environ.get(ON_HOST):

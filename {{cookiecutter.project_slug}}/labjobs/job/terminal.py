@@ -113,6 +113,14 @@ def handle_signals(handler: Any) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
+def begin_again(variable: str, value: str) -> None:
+    """Begin the command again with an environment variable that Python reads when it starts, unless
+    the variable is set, or this is a script in a notebook or a debugger."""
+    if variable not in os.environ and sys.argv[0] in sys.orig_argv and not sys.gettrace():
+        os.environ[variable] = value
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 # What is printed: a reader that has left and a console with few letters change no job.
 
 
@@ -123,10 +131,8 @@ def prepare_streams() -> None:
     In a locale that is not UTF-8, the command begins again in Python's UTF-8 mode: the words of its
     command line and the names of files are to mean the same on all machines.
     """
-    other = sys.getfilesystemencoding() != "utf-8" and "PYTHONUTF8" not in os.environ
-    if other and sys.argv[0] in sys.orig_argv:  # a command, not a script that a notebook runs
-        os.environ["PYTHONUTF8"] = "1"
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    if sys.getfilesystemencoding() != "utf-8":
+        begin_again("PYTHONUTF8", "1")
     os.environ.pop("PYTHONIOENCODING", None)  # of this console; processes talk in UTF-8
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -15,7 +15,8 @@ fi
 
 set -Euo pipefail                     # without -e, under which `wait`, ((n++)) and traps misbehave
 [[ -e /dev/fd/1 ]] || exec >/dev/null # closed, by `bash run.sh >&-`
-export PYTHONUTF8="${PYTHONUTF8-1}"   # words and names of files mean the same in every locale
+# Words and names of files mean the same in every locale, and sets have the same order in all jobs.
+export PYTHONUTF8="${PYTHONUTF8-1}" PYTHONHASHSEED="${PYTHONHASHSEED-0}"
 
 python=${PYTHON:-python}
 [[ -z ${PYTHON:-}${VIRTUAL_ENV:-} && -x .venv/bin/python ]] && python=.venv/bin/python
