@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults import LIKE_OTHERS, Project, one_line, succeeded
+from faults import LIKE_OTHERS, Project, job_of, one_line, succeeded
+from labjobs import locks
 from sweeps import write_grid
 
 SHORT = ("--epochs", "1", "--quiet")
@@ -126,11 +127,19 @@ def test_a_trial_that_diverged_with_other_code_does_not_stand_in_the_way(fresh):
 SAME = ("nn.Flatten(),\n            nn.Linear(prod", "nn.Flatten(1),\n            nn.Linear(prod")
 
 
-def test_what_is_accepted_counts_as_a_whole_and_what_else_changes_is_named(project):
+def test_what_is_accepted_counts_as_a_whole_and_what_else_changes_is_named(project, tmp_path):
     project.edit("models.py", *SAME)
     project.edit("run.py", "scaler.scale(loss)", "scaler.scale(loss * 1)")
-    accepted = succeeded(project.do("python", "jobs.py", "accept", "--because", "it is the same"))
-    assert "accepted: models.MLP, of 1 job (not verified)" in accepted.stdout
+    convnet = job_of(project.run(*SHORT, "--model", "convnet"))
+    published = project.do("python", "jobs.py", "publish", convnet, str(tmp_path / "published"))
+    assert f"stale: {convnet}; published with the code that" in succeeded(published).stdout
+    lock = locks.take(project.folder(convnet) / "lock")
+    assert lock  # as if that job was running
+    with lock:
+        accept = project.do("python", "jobs.py", "accept", "--because", "it is the same")
+    accepted, *_, said = succeeded(accept).stdout.splitlines()
+    assert accepted == "accepted: models.MLP, of 1 job (not verified)"
+    assert said == f"running with other code: {convnet}; accept again when they have ended"
     done = project.run(*SHORT)
     assert (done.returncode, "already finished" in done.stdout) == (0, True)
     project.edit("run.py", "scaler.scale(loss * 1)", "scaler.scale(loss * 2 / 2)")

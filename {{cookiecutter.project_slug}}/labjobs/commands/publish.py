@@ -34,7 +34,7 @@ from labjobs.commands import inventory, replay
 from labjobs.commands.disk import ADOPTED
 from labjobs.commands.inventory import Project
 from labjobs.commands.replay import Recorded
-from labjobs.errors import JobError, SettingsError, cause, require
+from labjobs.errors import JobError, SettingsError, cause, few, require
 from labjobs.files import PROJECT, read_json, shown, write_json, write_record
 from labjobs.job import attempts, code_evidence, data_evidence, identity, journal
 from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
@@ -72,7 +72,8 @@ def publish(project: Project, given: argparse.Namespace) -> None:
     out: Path = given.folder
     if out.exists():
         raise SettingsError(f"{out} already exists; name a new folder")
-    every = [*map(_attempt, replay.named(project, given.what).values())]
+    found = {_attempt(job): job.folder for job in replay.named(project, given.what).values()}
+    every, stale = [*found], [p for p, now in found.items() if not now or now.compare(p).change]
     out.parent.mkdir(parents=True, exist_ok=True)
     Interruption().listen()
     with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
@@ -84,8 +85,11 @@ def publish(project: Project, given: argparse.Namespace) -> None:
         part.rename(out)  # the whole folder, or nothing
     count = f"{counted(len(every), 'job')}, {counted(len(published), 'file')}"
     print(f"{shown(out)}: {count}, {size:.1f} MB")
-    for name, found in traces.items():
-        print(f"{name} names {', '.join(found)}: part of a setting, the code or an output")
+    if stale:
+        names = few([path.parent.name for path in stale], 4)
+        print(f"stale: {names}; published with the code that they ran with, which is not today's")
+    for name, words in traces.items():
+        print(f"{name} names {', '.join(words)}: part of a setting, the code or an output")
 
 
 def _write(part: Path, every: Iterable[Path], given: argparse.Namespace) -> list[str]:

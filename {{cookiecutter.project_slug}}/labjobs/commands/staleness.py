@@ -160,7 +160,8 @@ def accept(project: Project, given: Namespace) -> int:
     """
     if not given.because.strip():
         raise SettingsError("--because: say why results do not change")
-    stale = [job for job in project.all() if job.state(project.view).word == "stale"]
+    states = [(job, job.state(project.view).word) for job in project.all()]
+    stale = [job for job, word in states if word == "stale"]
     changes = {job.id: _own_changes(job.folder) for job in stale}
     # What is stale by its inputs alone, without changes of its own, counts again when they do.
     own = {job: found for job, found in changes.items() if found}
@@ -188,6 +189,9 @@ def accept(project: Project, given: Namespace) -> int:
     if accepted:
         count = counted(len(accepted), "job")
         print(f"no longer stale: {count}; commit {layout.ACCEPTED} with the change")
+    running = [job.folder for job, word in states if word == "running" and job.folder]
+    if later := [job.id for job in running if job.evidence.change]:
+        print(f"running with other code: {few(later, 4)}; accept again when they have ended")
     return exit_status.DONE if len(accepted) == len(known) + unknown else exit_status.FAILED
 
 
