@@ -80,7 +80,7 @@ def publish(project: Project, given: argparse.Namespace) -> None:
         part = Path(temporary) / out.name
         published = _write(part, every, given)
         files = sorted(path for path in part.rglob("*") if path.is_file())
-        traces = {str(f.relative_to(part)): found for f in files if (found := _traces(f))}
+        traces = {str(f.relative_to(part)): words for f in files if (words := _traces(f))}
         size = sum(file.stat().st_size for file in files) / 1e6
         part.rename(out)  # the whole folder, or nothing
     count = f"{counted(len(every), 'job')}, {counted(len(published), 'file')}"
