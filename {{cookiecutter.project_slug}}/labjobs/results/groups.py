@@ -156,7 +156,8 @@ def with_values(jobs: pd.DataFrame) -> pd.DataFrame:
 
 def values_of(jobs: pd.DataFrame, name: str) -> list[Any]:
     """Return the distinct values of a setting by which jobs are called."""
-    return [*dict.fromkeys(jobs.attrs.get(VALUES, jobs)[name])]
+    of_all = jobs.attrs.get(VALUES)
+    return list(of_all[name] if of_all else dict.fromkeys(jobs[name].tolist()))
 
 
 def groups(jobs: pd.DataFrame, by: Sequence[str]) -> dict[str, pd.DataFrame]:
