@@ -115,10 +115,12 @@ def handle_signals(handler: Any) -> None:
 
 def begin_again(variable: str, value: str) -> None:
     """Begin the command again with an environment variable that Python reads when it starts, unless
-    the variable is set, or this is a script in a notebook or a debugger."""
-    if variable not in os.environ and sys.argv[0] in sys.orig_argv and not sys.gettrace():
+    the variable is set, or Python was started with something else, such as a debugger."""
+    words, script = sys.orig_argv[1:], sys.argv[0]
+    options = words[: words.index(script)] if script in words else ["of a notebook"]
+    if variable not in os.environ and all(w.startswith("-") and w != "-m" for w in options):
         os.environ[variable] = value
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        os.execv(sys.executable, [sys.executable, *words])
 
 
 # What is printed: a reader that has left and a console with few letters change no job.
