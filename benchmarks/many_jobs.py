@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from pages import machine, page
@@ -24,6 +25,15 @@ MODELS = ("mlp", "convnet")
 SHORT = ("--epochs", "1", "--batch-size", "256", "--quiet")
 HEADLESS = ("--headless", "--no-sandbox", "--disable-gpu", "--dump-dom")
 COMMANDS = ("list", "list --json", "disk", "clean --dry-run", "clean", "publish")
+
+
+EVIDENCE = ("settings.json", "outcome.json", "changes.diff", "data*.jsonl")
+"""The files of a job that say what it was, with which code and data."""
+
+
+def megabytes(paths: Iterable[Path]) -> str:
+    """Return the size of files, as if no two were links to one."""
+    return f"{sum(path.stat().st_size for path in paths) / 1e6:.1f} MB"
 
 
 def taken(project: Path, *words: str) -> list[str]:
@@ -54,10 +64,18 @@ def main() -> None:
         if browser := shutil.which("chromium"):
             opened = (browser, *HEADLESS, f"file://{published}/index.html")
             rows.append(["the published page in Chromium", *taken(project, *opened)])
+        own = [path for name in EVIDENCE for path in project.glob(f"runs/[0-9a-f]*/*/{name}")]
+        shared = [path for path in project.glob("runs/.*/*") if path.is_file()]
+        files = len([*project.glob(f"runs/{jobs[0]}/*/*")])
+        evidence = (
+            f"Of the {files} files of a job, {len(own) / len(jobs):g} say what it was, and with "
+            f"which code and data: {megabytes(own)} of all jobs, and {megabytes(shared)} that they "
+            "share."
+        )
         index = (published / "index.html").stat().st_size / 1e6
     about = (
         f"{machine('torch', 'mlflow')}; {len(jobs):,} finished jobs, once, in a sqlite store. The "
-        f"published page, `index.html`, has {index:.1f} MB. "
+        f"published page, `index.html`, has {index:.1f} MB. {evidence} "
         f"`{' '.join(['python benchmarks/many_jobs.py', *sys.argv[1:]])}` makes this page."
     )
     page("Many finished jobs", about, ["", "seconds", "memory (MB)"], rows)
