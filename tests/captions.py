@@ -442,7 +442,10 @@ class Caption:
         each = [re.fullmatch(one, part).groups() for part in said.split("; ")]
         if len(wanted) > 6:
             wanted = {(frozenset(), *(sum(n[k] for n in counts.values()) for k in (0, 1)))}
-        assert {(parts_of(name or ""), int(k), int(n)) for k, n, name in each} == wanted, said
+        assert {(parts_of(name or ""), int(k), int(n)) for k, n, name in each} == wanted, (
+            said,
+            wanted,
+        )
 
     def few(self, said: str) -> None:
         metric = replace(self.shown, part="test")
@@ -706,7 +709,8 @@ def _reached(c: Caption, title: str, goal: str, devices: str, interval: str) -> 
     c.hardware(devices)
     assert bool(interval) != c.among_many
     for line in c.figure.axes[0].lines if c.figure else ():
-        own = c.groups[parts_of(line.get_label())]
+        name = line.get_label()
+        own = c.groups[parts_of("" if name.startswith("_") else name)]  # matplotlib's: it has none
         assert line.get_ydata()[-1] == approx(c.reached(c.target())[own.index].mean())
 
 

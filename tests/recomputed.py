@@ -523,6 +523,7 @@ def check_tasks(grid: Grid, caption: str) -> None:
         text = own.get(task, "" if own else said[:end])
         found = Caption(grid, text, task)
         found.most = 8
+        found.by = [n for n in varied(grid.jobs, grid.settings) if n not in found.rest]
         found.check(f"by-task of {task}", first="")
     whole = Caption(grid, said[end:], "")
     whole.check("by-task", first="")

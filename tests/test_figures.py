@@ -673,8 +673,11 @@ def test_captions_and_tables_say_what_pandas_finds(draw, edit, store, figures, r
     for number in range(2, 2 + request.config.getoption("grids")):
         grid = odd_grids.grid(store, f"odd {number}", np.random.default_rng(number))
         drawn = draw(f"odd {number}", *grid.flags, "--out", tmp_path / str(number))
-        assert drawn.status == 0 or "in wide, and the page has" in drawn.said
-        assert recomputed.check(grid, tmp_path / str(number), figures) >= 5, number
+        if (grid.jobs["state"].isin(["finished", "unknown"])).any():
+            assert drawn.status == 0 or "in wide, and the page has" in drawn.said
+            assert recomputed.check(grid, tmp_path / str(number), figures) >= 5, number
+        else:
+            assert "diverged; see their log.txt" in drawn.said
 
 
 def test_without_a_finished_job_one_line(draw, store, tmp_path):

@@ -153,9 +153,9 @@ def cost_accuracy(jobs: "pd.DataFrame") -> "Drawn":
     cut = figures.limit_to_intervals(ax.yaxis, shown.samples().values(), shown.metric)
     figures.legend(fig, shown.labels)
     return fig, (
-        f"{shown.metric.title} of the weights kept, by the mean cost of a job on {hardware(jobs)}: "
-        f"{shown.repeats}. No other settings are both cheaper and better than those on the line."
-        f"{cut}{shown.notes}"
+        f"{shown.metric.title} of the weights kept, by the mean cost of a job on "
+        f"{hardware(shown.jobs)}: {shown.repeats}. No other settings are both cheaper and better "
+        f"than those on the line.{cut}{shown.notes}"
     )
 
 

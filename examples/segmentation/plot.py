@@ -151,7 +151,7 @@ def time_to_target(jobs: "pd.DataFrame") -> "Drawn":
     interval = "" if shown.among else ", with its exact 95% binomial interval from the first on"
     return fig, (
         f"Fraction of jobs that have reached a {metric} of {metric.goal}, by the time of training "
-        f"and evaluation on {hardware(jobs)}{interval}. "
+        f"and evaluation on {hardware(shown.jobs)}{interval}. "
         f"{reached} of {len(shown.jobs)} jobs have reached it.{shown.chosen}"
     )
 
@@ -183,9 +183,9 @@ def cost_accuracy(jobs: "pd.DataFrame") -> "Drawn":
     cut = figures.limit_to_intervals(ax.yaxis, shown.samples().values(), shown.metric)
     figures.legend(fig, shown.labels)
     return fig, (
-        f"{shown.metric.title} of the weights kept, by the mean cost of a job on {hardware(jobs)}: "
-        f"{shown.repeats}. No other settings are both cheaper and better than those on the line."
-        f"{cut}{shown.notes}"
+        f"{shown.metric.title} of the weights kept, by the mean cost of a job on "
+        f"{hardware(shown.jobs)}: {shown.repeats}. No other settings are both cheaper and better "
+        f"than those on the line.{cut}{shown.notes}"
     )
 
 
