@@ -396,11 +396,12 @@ class Caption:
 
     def first(self, said: str, metric: Metric | None = None, best: str = "best") -> None:
         metric = metric or self.shown
+        chooser = self.chooser if metric == self.shown else metric
         some, every = self.ranked(metric), self.groups
+        every = every if chooser == metric else some
         shown = min(12, len(some))
         whole = "both" if len(every) == 2 else f"all {len(every)}"
         many = whole if shown == len(every) else f"the {best} {shown} of {len(every)}"
-        chooser = self.chooser if metric == self.shown else metric
         median = f" by {chooser.text}" * (chooser != metric) + MEDIAN * lacks(self.jobs, chooser)
         assert said == ("one setting" if len(every) <= 1 else f"{many} settings{median}"), said
 

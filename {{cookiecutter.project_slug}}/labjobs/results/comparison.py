@@ -159,12 +159,13 @@ class Comparison:
 
     def first(self, most: int, best: str = "best") -> str:
         """Return how many of the settings are among the first: `the best 12 of 20 settings`."""
-        shown, count = min(most, len(self.samples())), len(self._ranked)
+        known, by = len(self.samples()), f" by {self.ranked_by}" * (self.ranked_by != self.metric)
+        # Better ones may not have the metric that is shown.
+        shown, count = min(most, known), known if by else len(self._ranked)
         if count <= 1:
             return "one setting"
         every = "both" if count == 2 else f"all {count}"
         many = every if shown == count else f"the {best} {shown} of {count}"
-        by = f" by {self.ranked_by}" if self.ranked_by != self.metric else ""
         return f"{many} settings{by}{by_median(self.jobs, self.ranked_by)}"
 
     def differences(
