@@ -26,6 +26,7 @@ def store(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def default_store(store, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
+    style.label_settings({})
 
 
 def one(store, experiment, results=(0.5,), **how):

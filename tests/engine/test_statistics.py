@@ -102,9 +102,10 @@ def test_of_two_splits_nothing_is_said_however_many_seeds_they_have():
 
 
 def test_results_that_are_equal_but_for_rounding_are_equal():
-    """Without a spread there is no evidence, and 0.1 + 0.2 - 0.3 is none."""
-    one = pd.Series([0.7, 0.8, 0.9], index=range(3))
-    found = difference(one - 0.1, one)
+    """Without a spread there is no evidence, and what 0.94 - 0.89 has beside 0.05 is none."""
+    one, other = pd.Series([0.93, 0.94, 0.95]), pd.Series([0.88, 0.89, 0.9])
+    assert (one - other).nunique() > 1
+    found = difference(one, other)
     assert (found.estimate.half(), found.p) == (0, 1)
 
 
