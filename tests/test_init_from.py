@@ -58,4 +58,8 @@ def test_what_cannot_go_on_is_one_line_and_leaves_nothing(made):
     assert line.endswith("must not depend on the length, like --schedule constant")
     line = one_line(made.run(*flags, "--model", "convnet", "--init-from", short), 2)
     assert "none of its weights fit; that job kept weights of model" in line
+    for given in (short, f"{short}:fork"):
+        line = one_line(made.run(*LONG.split(), "--fold", "2", "--init-from", given), 2)
+        said = "--fold is 2, but was 0 in that job, which trained on examples held out here"
+        assert line == f"run.py: --init-from {given}: {said}"
     assert set(made.root.glob("runs/*")) == runs

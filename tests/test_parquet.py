@@ -111,10 +111,12 @@ def test_what_a_job_is_stands_beside_what_it_measured(project):
     assert [time.timestamp() * 1000 for time in times] == pytest.approx(wanted)
 
 
-def test_sync_writes_what_ran_before_the_folder_was_named(project):
-    job = job_of(project.run(*SHORT, "--note", "later", PARQUET_FOLDER=""))
+def test_a_job_that_ran_before_the_folder_was_named_is_not_over(project):
+    flags = (*SHORT, "--note", "later")
+    job = job_of(project.run(*flags, PARQUET_FOLDER=""))
     assert status(project, job) == []
-    assert f"job {job} sent" in succeeded(project.do("python", "jobs.py", "sync")).stdout
+    assert f"{job}  unsent " in succeeded(project.do("python", "jobs.py", "list")).stdout
+    assert "already finished" in succeeded(project.run(*flags)).stdout
     assert status(project, job) == ["FINISHED"]
     assert stored(project, job) == project.journalled(job)
 

@@ -242,6 +242,8 @@ def test_settings_move_by_a_fifth_and_stay_in_their_ranges():
         ("breed a 4 x 2 x 3m --lr 'log 1e-3 1'", "breed: must look like"),
         ("breed a 4 x 2 x 0.5e --lr 'log 1e-3 1'", "breed: must look like"),
         ("breed a 4 x 2 x 1e --lr 'log 1e-3 1' -- --minutes 3", "a: --minutes: is set for each"),
+        ("breed a 4 x 2 x 1e --batch-size 'choice 32 64'", "a: --batch-size: cannot be drawn"),
+        ("breed a 4 x 2 x 1e --fold 'choice 1 2 3 4'", "a: --fold: cannot be drawn; give"),
         ("breed a 4 x 2 x 1e --lr 'log 1 0.1'", "breed a: --lr 'log 1 0.1': must look like"),
         ("breed a 4 x 2 x 1e --lr 'log 1e-3 1' -- --lr 1", "breed a: --lr: is drawn, and given"),
     ],

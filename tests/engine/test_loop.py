@@ -199,7 +199,7 @@ class TwoSets(Loop):
     ("first", "across", "said"),
     [
         (False, False, ""),
-        (True, False, "an epoch has 7 steps, but job.total_steps went by another set of 3"),
+        (True, False, "an epoch has 7 steps, but job.total_steps went by 3"),
         (False, True, "batches are read from step to step outside of job.steps"),
     ],
     ids=["looked at", "made first", "read across steps"],

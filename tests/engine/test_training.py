@@ -64,7 +64,7 @@ def test_the_ema_follows_a_model_whose_tensors_were_moved():
     assert ema.model.weight.item() > 1e5
     ema = EMA(model, 0.5)
     model.to("meta")
-    with pytest.raises(JobError, match=r"^EMA: was made on cpu, and its model is on meta; make it"):
+    with pytest.raises(JobError, match=r"^EMA: the model has been moved since; make it after"):
         ema.update()
 
 

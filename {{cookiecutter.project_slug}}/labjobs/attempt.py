@@ -22,7 +22,7 @@ from labjobs.job.terminal import Interrupted, Stopped, leave, log
 from labjobs.settings import as_plain
 from labjobs.sources import fault
 from labjobs.tracking import costs, mlflow_client, mlflow_store, stored_jobs
-from labjobs.tracking.courier import IMPATIENCE, PATIENCE, Courier
+from labjobs.tracking.courier import IMPATIENCE, PATIENCE, Courier, lacks_copies
 from labjobs.tracking.mlflow_store import LEASE
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ class Attempt:
         last = {} if evidence.change else folder.outcome()
         here = last.get("status") == "finished"
         line = f"already finished: {self._results(last['said']) if here else 'see MLflow'}"
-        if (found := known.evidence(folder, "finished")) and not folder.redone:
+        found = known.evidence(folder, "finished")
+        if found and not folder.redone and not lacks_copies(folder.path):
             self._leave(exit_status.DONE, line + _in_brackets(found.unchecked))
         if not folder.latest:
             others = known.of(folder.id, "finished")

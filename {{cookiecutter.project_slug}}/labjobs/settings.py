@@ -161,6 +161,9 @@ ROLES: Mapping[str, Role] = {
 """The roles of settings with these names, unless they declare another one."""
 
 
+HELD_OUT = ("fold", "split_seed", "val_fraction")
+"""Settings that say which examples are not trained on."""
+
 CONFIRMING = 1000
 """Seeds from here on are those of `confirm` in run.sh: nothing is chosen by their jobs, and tables
 report these jobs where there are any."""

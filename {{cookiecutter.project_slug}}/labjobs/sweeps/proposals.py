@@ -24,7 +24,7 @@ from labjobs.cli.ranges import Range
 from labjobs.errors import SettingsError, did_you_mean
 from labjobs.files import PROJECT, shown, write_shared
 from labjobs.job.runtime import LENGTHS
-from labjobs.settings import Span
+from labjobs.settings import HELD_OUT, Span
 from labjobs.sweeps import search
 
 SAMPLERS = ("tpe", "gp", "cmaes")
@@ -37,6 +37,9 @@ FORMS = {
 
 INIT_FROM = "--init-from"
 TAKEN = (*map(option, LENGTHS), INIT_FROM)  # flags that `breed` gives its jobs itself
+
+STATE = ("--dataset", "--batch-size", "--model", *map(option, HELD_OUT))
+"""Flags that `breed` cannot draw, since its jobs go on from the states of others."""
 
 DIGITS = 12  # of the digests in a file
 
@@ -162,9 +165,12 @@ def read(words: list[str]) -> Proposals:
 
 def _check(asked: Proposals) -> None:
     """Raise SettingsError for what its ranges, or Optuna if that is missing, do not allow."""
-    line, flags = asked.line, [*(each.flag for each in asked.ranges), *search.flags(asked.fixed)]
-    for flag in filter(TAKEN.__contains__, flags if asked.length else ()):
+    line, drawn = asked.line, [each.flag for each in asked.ranges]
+    given = [*drawn, *search.flags(asked.fixed)]
+    for flag in filter(TAKEN.__contains__, given if asked.length else ()):
         raise SettingsError(f"{line}: {flag}: is set for each generation, by {asked.length}")
+    for flag in filter(STATE.__contains__, drawn if asked.length else ()):
+        raise SettingsError(f"{line}: {flag}: cannot be drawn; give one value, after --")
     sampler = asked.sampler
     if sampler and sampler not in SAMPLERS:
         raise SettingsError(f"{line}: with={sampler}: {did_you_mean(sampler, SAMPLERS)}")

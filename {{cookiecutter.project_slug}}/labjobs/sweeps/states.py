@@ -64,7 +64,7 @@ class View:
         """Return the state of a job."""
         counts = not job.runtime.force
         found = self.known.evidence(job, "finished")
-        if counts and found and not job.redone:
+        if counts and found and not job.redone and not courier.lacks_copies(job.path):
             adopted = "adopted" if (job.path / layout.ADOPTED).exists() else ""
             return State("finished", found.unchecked or adopted)
         for folder in (job.path, job.latest or job.path):  # it may have only just begun

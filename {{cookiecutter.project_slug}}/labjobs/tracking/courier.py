@@ -291,12 +291,18 @@ def delivered(folder: Path) -> bool:
     all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))
     if all_of_it != (mlflow_client.fingerprint(), start.get("journal"), True):
         return False
-    if not copies.wanted().items() <= noted.get("copies", {}).items():
+    if lacks_copies(folder):
         return False
     with (folder / layout.JOURNAL).open("rb") as file:
         is_own = journal.start_in(file.readline()) == start
         # A journal can be shorter than it was: it was damaged since.
         return is_own and os.fstat(file.fileno()).st_size <= int(noted["bytes"])
+
+
+def lacks_copies(folder: Path) -> bool:
+    """Whether wanted copies of an attempt that was stored from here have not been made."""
+    noted = read_record(folder / layout.SENT)
+    return bool(noted) and not copies.wanted().items() <= noted.get("copies", {}).items()
 
 
 # `python jobs.py sync`: send the results of jobs on this disk that are missing there.

@@ -22,7 +22,7 @@ from labjobs.job.identity import as_command, identity
 from labjobs.job.journal import Damaged
 from labjobs.job.runtime import LENGTHS
 from labjobs.job.terminal import log
-from labjobs.settings import Span, Weights
+from labjobs.settings import HELD_OUT, Span, Weights
 from labjobs.training import checkpoints
 from labjobs.training.progress import Length, Part, Position
 
@@ -151,9 +151,12 @@ class Beginning:
         """Give models the other job's best weights, as far as they fit; says in the log what does
         not. Of models on the meta device it is only checked whether any do.
 
-        Raises SettingsError if none do.
+        Raises SettingsError if none do, or if that job has trained on what is held out here.
         """
-        if not self._given or self._given.last or not (attempt := self._attempt):
+        if not self._given or not (attempt := self._attempt):
+            return
+        self._check_held_out(self._given.job)
+        if self._given.last:
             return
         if not (attempt / layout.BEST).exists():
             raise SettingsError(f"{self._flag}: that job has kept no weights")
@@ -176,6 +179,15 @@ class Beginning:
                 if names:
                     log.warning("%s: of %s %s: %s", self._flag, name, what, few(names, 8))
             self._taken = True
+
+    def _check_held_out(self, job: str) -> None:
+        known = attempts.settings_of(job, self._root)
+        mine, theirs = identity(self._folder.settings), identity(known[0]) if known else {}
+        for name in HELD_OUT if mine.get("dataset") == theirs.get("dataset") else ():
+            here, there = mine.get(name), theirs.get(name, mine.get(name))
+            if here not in (None, there) and (here or name != "val_fraction"):
+                line = f"{flags.option(name)} is {here}, but was {there} in that job, which trained"
+                raise SettingsError(f"{self._flag}: {line} on examples held out here")
 
     def check(self, factor: Factor) -> None:
         """Raise SettingsError if the job has to continue another one and cannot."""

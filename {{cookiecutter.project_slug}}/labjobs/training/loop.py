@@ -645,11 +645,12 @@ class Job(Generic[S]):
         """The batches from here on, without end: the same iterator for all intervals."""
         if self._open_stream is None:
             self._streamed = batches
-            self._check_length(batches)
             self._length.set_epoch(None if batches is None else batches.order)
             self._meter.choose_spacing(self._length.total)
             stream: Iterator[tuple[Any, int]]
             if batches is not None:
+                if batches.order is not None:
+                    self._check_length(batches)
                 begin = self._length.place(self.step)
                 stream = self._watch.waiting(batches.endless(*begin, self._place))
             elif self._several:
@@ -667,17 +668,14 @@ class Job(Generic[S]):
             )
         return self._open_stream
 
-    def _check_length(self, batches: Batches | None) -> None:
+    def _check_length(self, batches: Batches) -> None:
         """Raise JobError if these are not the batches that have told the length of an epoch."""
-        mine = None if batches is None else batches.order
-        orders = (each.order for each in self._all_batches)
-        first = next((each for each in orders if each and each.shuffled), mine)
-        if mine and first and len(mine) != len(first):
-            raise JobError(
-                f"job.steps(batches): an epoch has {len(mine)} steps, but job.total_steps went by "
-                f"another set of {len(first)} batches; call job.batches(…, shuffle=True) for the "
-                "one to train on first"
-            )
+        orders = (each.order for each in self._all_batches if each.order is not None)
+        first = next((each for each in orders if each.shuffled), batches.order)
+        if first is not batches.order and len(first) != len(batches):
+            line = f"an epoch has {len(batches)} steps, but job.total_steps went by {len(first)}"
+            cure = "call job.batches(…, shuffle=True) for these first"
+            raise JobError(f"job.steps(batches): {line}; {cure}")
 
     def _end_steps(self) -> None:
         """The steps of an interval are done: what comes now is its evaluation."""

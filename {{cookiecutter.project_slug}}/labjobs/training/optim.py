@@ -195,6 +195,9 @@ def _gradients(weights: list[Tensor]) -> list[Tensor]:
 M = TypeVar("M", bound=nn.Module)
 
 
+Pairs = list[tuple[list[Tensor], list[Tensor]]]
+
+
 class EMA(Generic[M]):
     """The EMA of a model's weights over the steps; `model` is the model itself if `decay` is 0.
 
@@ -210,28 +213,27 @@ class EMA(Generic[M]):
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights after a step; nothing is read from the device. Raises JobError if the
-        model has been moved to another device since the EMA was made."""
+        model is on another device than it was."""
         if not self._decay:
             return
         self._steps += 1
         early = (1 + self._steps) / (10 + self._steps)
-        for mine, theirs in self._weights:
+        weights, buffers = self._pairs
+        for mine, theirs in weights:
             if isinstance(early, Tensor):
                 given = (1 - early.clamp(max=self._decay)).to(mine[0].dtype)
                 torch._foreach_lerp_(mine, theirs, [given] * len(mine))
             else:
                 torch._foreach_lerp_(_held(mine), _held(theirs), 1 - min(self._decay, early))
-        for mine, theirs in self._buffers:
+        for mine, theirs in buffers:
             torch._foreach_copy_(_held(mine), _held(theirs))
 
     @cached_property
-    def _weights(self) -> list[tuple[list[Tensor], list[Tensor]]]:
-        # Not before the first step, since moving a model changes its tensors.
-        return _by_type(self.model.parameters(), self._source.parameters())
-
-    @cached_property
-    def _buffers(self) -> list[tuple[list[Tensor], list[Tensor]]]:
-        return _by_type(self.model.buffers(), self._source.buffers())
+    def _pairs(self) -> tuple[Pairs, Pairs]:
+        """The weights and the buffers as they are in the first step, since they may be moved before."""
+        mine, theirs = self.model, self._source
+        weights = _by_type(mine.parameters(), theirs.parameters())
+        return weights, _by_type(mine.buffers(), theirs.buffers())
 
     def count_on(self, device: torch.device) -> None:
         """Have the device count the steps from now on, as a CUDA graph of a step does."""
@@ -254,15 +256,11 @@ def _held(tensors: list[Tensor]) -> list[Tensor]:
     return [own(tensor) for tensor in tensors] if is_divided(tensors[0]) else tensors
 
 
-def _by_type(
-    mine: Iterable[Tensor], theirs: Iterable[Tensor]
-) -> list[tuple[list[Tensor], list[Tensor]]]:
+def _by_type(mine: Iterable[Tensor], theirs: Iterable[Tensor]) -> Pairs:
     """Pairs of lists of one data type each."""
     ours = [*mine], [*theirs]
-    for one, other in zip(*ours, strict=True):
-        if one.device != other.device:
-            line = f"was made on {one.device}, and its model is on {other.device}"
-            raise JobError(f"EMA: {line}; make it after model.to(job.device)")
+    if [each.device for each in ours[0]] != [each.device for each in ours[1]]:
+        raise JobError("EMA: the model has been moved since; make it after model.to(job.device)")
     groups = trees.alike(ours[0], lambda each: each.dtype)
     return [([ours[0][n] for n in group], [ours[1][n] for n in group]) for group in groups]
 

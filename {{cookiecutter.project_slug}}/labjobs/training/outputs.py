@@ -74,7 +74,7 @@ class Outputs:
                 columns.setdefault(name, each)
         self._sizes.append(size)
         source, self.batch_of = self.batch_of, None
-        number = source.passes if source else 0
+        number = 0 if source is None else source.passes
         if self._passes.setdefault(source, number) != number:
             line = "a second pass over the same batches, whose examples would be there twice"
             raise JobError(f"job.keep_outputs: {line}; keep all values of an example in one pass")
