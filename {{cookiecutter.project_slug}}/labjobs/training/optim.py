@@ -230,7 +230,7 @@ class EMA(Generic[M]):
 
     @cached_property
     def _pairs(self) -> tuple[Pairs, Pairs]:
-        """The weights and the buffers as they are in the first step, since they may be moved before."""
+        """The weights and the buffers as they are in the first step; before, they may be moved."""
         mine, theirs = self.model, self._source
         weights = _by_type(mine.parameters(), theirs.parameters())
         return weights, _by_type(mine.buffers(), theirs.buffers())
