@@ -29,7 +29,7 @@ from torch.utils.data import Dataset
 from labjobs import devices, machine
 from labjobs.data import batches as loaders
 from labjobs.data.batches import Batches, Place
-from labjobs.data.order import Collate, Sampler
+from labjobs.data.order import Collate, Order, Sampler
 from labjobs.devices import FORMATS, GlobalStreams, Precision
 from labjobs.distributed.collectives import Processes, is_divided, own
 from labjobs.errors import Diverged, JobError, SettingsError, few
@@ -650,7 +650,7 @@ class Job(Generic[S]):
             stream: Iterator[tuple[Any, int]]
             if batches is not None:
                 if batches.order is not None:
-                    self._check_length(batches)
+                    self._check_length(batches.order)
                 begin = self._length.place(self.step)
                 stream = self._watch.waiting(batches.endless(*begin, self._place))
             elif self._several:
@@ -668,12 +668,12 @@ class Job(Generic[S]):
             )
         return self._open_stream
 
-    def _check_length(self, batches: Batches) -> None:
-        """Raise JobError if these are not the batches that have told the length of an epoch."""
-        orders = (each.order for each in self._all_batches if each.order is not None)
-        first = next((each for each in orders if each.shuffled), batches.order)
-        if first is not batches.order and len(first) != len(batches):
-            line = f"an epoch has {len(batches)} steps, but job.total_steps went by {len(first)}"
+    def _check_length(self, order: Order) -> None:
+        """Raise JobError if other batches than those of this order told the length of an epoch."""
+        every = (each.order for each in self._all_batches if each.order is not None)
+        first = next((each for each in every if each.shuffled), order)
+        if first is not order and len(first) != len(order):
+            line = f"an epoch has {len(order)} steps, but job.total_steps went by {len(first)}"
             cure = "call job.batches(…, shuffle=True) for these first"
             raise JobError(f"job.steps(batches): {line}; {cure}")
 
