@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     text = "seconds for which a tracking store is away (30 for docs/reliability.md's figures)"
     parser.addoption("--outage-seconds", type=float, default=5.0, help=text)
     text = "stores that 8 processes make together (20 for docs/reliability.md's figures)"
-    parser.addoption("--fresh-stores", type=int, default=2, help=text)
+    parser.addoption("--fresh-stores", type=int, default=1, help=text)
     text = "random figures to plant faults in (160 for docs/figures.md's counts)"
     parser.addoption("--figures", type=int, default=8, help=text)
     parser.addoption("--grids", type=int, default=1, help="random grids of jobs to draw (20)")
@@ -50,9 +50,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     text = "random jobs of which an audit says nothing (100 at full counts)"
     parser.addoption("--quiet-jobs", type=int, default=5, help=text)
     parser.addoption("--pairs", type=int, default=3, help="pairs of codes to bisect (30)")
-    parser.addoption("--schedules", type=int, default=20, help="orders in which a GPU works")
+    parser.addoption("--schedules", type=int, default=10, help="orders in which a GPU works (20)")
     parser.addoption("--slurm-jobs", type=int, default=8, help="jobs that train under Slurm")
-    parser.addoption("--host-jobs", type=int, default=6, help="jobs that train on hosts (40)")
+    parser.addoption("--host-jobs", type=int, default=4, help="jobs that train on hosts (40)")
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -48,13 +48,14 @@ OFTEN = ("--checkpoint-minutes", "0.0001")
 """The flags of a job that makes a checkpoint after each step."""
 
 
-LIKE_OTHERS = (pytest.mark.full, pytest.mark.alike)
-"""Marks of what is like other tests: `bash test.sh --all` has it, .ci/run has not."""
+def some(values: Iterable[Any], *first: Any, later: Sequence[Any] = ()) -> list[Any]:
+    """Return values as parameters of a test: some are only for .ci/run, others only for --all."""
 
+    def marked(value: Any) -> Any:
+        mark = pytest.mark.full if value in later else pytest.mark.alike
+        return value if value in first else pytest.param(value, marks=mark)
 
-def some(values: Iterable[Any], *first: Any) -> list[Any]:
-    """Return values as parameters of a test; those that are not among the first are alike."""
-    return [value if value in first else pytest.param(value, marks=LIKE_OTHERS) for value in values]
+    return [*map(marked, values)]
 
 
 class Project:

@@ -108,6 +108,10 @@ class AnalysisSettings:
     note: str = ""
 """
 
+UNNEEDED = """
+raise ImportError("light jobs do without")
+"""
+
 STORE = """
 CREATE TABLE experiments (experiment_id, name, lifecycle_stage);
 CREATE TABLE runs (run_uuid, experiment_id, status, lifecycle_stage, start_time, end_time);
@@ -140,7 +144,8 @@ class Lab:
     """A project whose jobs are light, on a machine with pretend GPUs.
 
     Its store has the project's experiment, and of MLflow's tables those that a sweep asks: to make
-    a whole one takes seconds.
+    a whole one takes seconds. So would the imports of torch and MLflow, which sweeps begin with:
+    here they fail.
     """
 
     def __init__(
@@ -158,6 +163,7 @@ class Lab:
             "GPU_LOCKS": str(self.machine / "locks"),
             "INTERVALS": str(self.intervals_file),
             "MLFLOW_TRACKING_URI": f"sqlite:///{self.machine}/store.db",
+            "PYTHONPATH": str(self.machine / "light"),
         }
 
     def _make_machine(self, gpus: int) -> None:
@@ -165,6 +171,9 @@ class Lab:
         self.intervals_file.touch(0o666)
         self.intervals_file.chmod(0o666)
         self.machine.chmod(0o1777)  # as /tmp is
+        (self.machine / "light").mkdir()
+        for name in ("torch", "mlflow"):
+            (self.machine / "light" / f"{name}.py").write_text(UNNEEDED)
         name = tomllib.loads((self.project.root / "pyproject.toml").read_text())["project"]["name"]
         with closing(sqlite3.connect(self.machine / "store.db")) as store, store:
             store.executescript(STORE)

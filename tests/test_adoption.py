@@ -9,6 +9,8 @@ import pytest
 from faults import Project, ended, job_of, one_line, same, succeeded, wait_until
 from repository import REPOSITORY
 
+pytestmark = pytest.mark.full
+
 PAGE = (REPOSITORY / "docs" / "adopt.md").read_text()
 
 
@@ -57,6 +59,7 @@ def adopted(root: Path, package: Path, script: str, **files: str) -> Project:
     return project
 
 
+@pytest.mark.alike
 def test_the_first_step_makes_it_a_job_that_runs_once(package, tmp_path):
     adopter = adopted(tmp_path / "digits", package, patched(PLAIN, FIRST))
     words = ("python", "train.py", "--epochs", "1")
@@ -71,19 +74,20 @@ def test_the_first_step_makes_it_a_job_that_runs_once(package, tmp_path):
 def test_the_second_step_continues_after_a_kill(package, tmp_path):
     script = patched(patched(PLAIN, FIRST), SECOND)
     adopter, undisturbed = (adopted(tmp_path / name, package, script) for name in ("one", "other"))
-    words = ("train.py", "--epochs", "99", "--checkpoint-minutes", "0.0001", "--threads", "1")
+    words = ("train.py", "--epochs", "40", "--checkpoint-minutes", "0.0001", "--threads", "1")
     killed = adopter.command(sys.executable, *words)
     wait_until(lambda: any(adopter.root.glob("runs/*/*/last.pt")))
     killed.kill()
     ended(killed)
     continued = succeeded(adopter.do("python", *words))
-    assert "continuing from last.pt" in continued.stdout and "epoch 99/99" in continued.stdout
+    assert "continuing from last.pt" in continued.stdout and "epoch 40/40" in continued.stdout
     job = job_of(succeeded(undisturbed.do("python", *words)))
     assert same(adopter.weights(job), undisturbed.weights(job))
     curves = adopter.journalled(job)["val_accuracy"]
-    assert curves == undisturbed.journalled(job)["val_accuracy"] and len(curves) == 99
+    assert curves == undisturbed.journalled(job)["val_accuracy"] and len(curves) == 40
 
 
+@pytest.mark.alike
 def test_the_third_step_runs_a_grid(package, tmp_path):
     script = patched(patched(PLAIN, FIRST), SECOND)
     more = {"run.sh": RUN.replace("epochs 3", "epochs 1"), "jobs.py": JOBS}

@@ -50,6 +50,7 @@ def read_by(project: Project) -> set[str]:
     return {json.loads(line)["name"] for line in found.read_text().splitlines()}
 
 
+@pytest.mark.full
 def test_all_that_a_job_reads_and_lists_is_known_and_mlflow_shows_it(made):
     images = {f"data/{name}/{number}.png" for name in ("cat", "dog") for number in range(20)}
     assert read_by(made) == {"data/", "data/train", "data/cat/", "data/dog/", *images}
@@ -86,7 +87,7 @@ def test_files_that_come_or_go_are_noticed(project):
     assert "(data/cat, data/cat/0.png changed)" in one_line(project.run(*BY_WORKERS), 5)
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_names_that_are_no_text(fresh):
     odd = os.fsencode(fresh.root) + b"/data/cat/caf\xe9.png"
     os.rename(fresh.root / "data/cat/7.png", odd)
@@ -108,7 +109,7 @@ def test_copies_elsewhere_are_the_same_data_and_what_is_away_is_not_checked(proj
     assert remark in done.stdout and done.returncode == 0
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_one_that_was_stopped_is_continued_with_other_data_only_on_request(fresh):
     flags = (*FLAGS[:-3], "--epochs", "300", "--quiet")
     fresh.killed(*flags)
@@ -141,7 +142,7 @@ assert PIPE.read_text() == "words"
 """
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_processes_that_are_not_forked_note_what_they_read_as_well(made, fresh):
     with (fresh.root / "data.py").open("a") as file:
         file.write(SPAWNED)
@@ -237,6 +238,7 @@ def looking(make):
     return project
 
 
+@pytest.mark.alike
 def test_what_a_job_writes_is_not_what_it_read(looking):
     """Results that are read, extended and written back, also by another program, and an index
     beside the data."""
@@ -329,6 +331,7 @@ def test_what_reads_without_python_is_named_unless_all_is_declared(project):
     assert "not all data was checked" not in project.run(*QUICK).stdout
 
 
+@pytest.mark.full
 def test_where_the_output_goes_is_no_data(project):
     into = 'python run.py "$@" >out.log 2>&1; cat out.log'
     done = project.do("bash", "-c", into, "-", *FLAGS[:-1], "--seed=3")

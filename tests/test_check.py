@@ -3,28 +3,20 @@
 import re
 
 import pytest
-from faults import LIKE_OTHERS, one_line, silent, succeeded
+from faults import one_line, silent, some, succeeded
 from planted import MISTAKES
 from test_examples import EXAMPLES
 
-FIRST = ("EMA not in job.resume", "item", "a setting that nothing reads")
-"""Mistakes that are planted in the first stage; each takes some seconds."""
-
 OF_EACH = (
-    *("dropout in evaluation", "unused layer", "random numbers in a dataset", "column minus row"),
+    *("EMA not in job.resume", "a setting that nothing reads", "dropout in evaluation"),
+    *("unused layer", "random numbers in a dataset", "column minus row"),
     *("number carried from step to step", "logits that are too large"),
     "a metric that is misspelt",
 )
 """Further ones that .ci/run plants: one for each guarantee that is checked."""
 
-MARKS = {
-    **{name: (pytest.mark.full, pytest.mark.alike) for name in MISTAKES},
-    **dict.fromkeys(OF_EACH, (pytest.mark.full,)),
-    **dict.fromkeys(FIRST, ()),
-}
 
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in MARKS.items()])
+@pytest.mark.parametrize("name", some(MISTAKES, "item", later=OF_EACH))
 def test_a_mistake_is_found_with_its_line(of_example, tmp_path, name):
     mistake = MISTAKES[name]
     project = of_example(mistake.example).copy(tmp_path / "project")
@@ -48,13 +40,11 @@ NO_VALIDATION = "--val-fraction 0 --monitor none --steps 500 --loader workers"
     [
         ("classification", ""),
         pytest.param("classification", ALL_ON, marks=pytest.mark.full),
-        pytest.param("classification", NO_VALIDATION, marks=pytest.mark.full),
-        pytest.param("language", "", marks=pytest.mark.full),
-        pytest.param("graphs", "", marks=pytest.mark.full),
+        pytest.param("classification", NO_VALIDATION, marks=pytest.mark.alike),
         *(
-            pytest.param(example, "", marks=LIKE_OTHERS)
+            pytest.param(example, "", marks=pytest.mark.alike)
             for example in EXAMPLES
-            if example not in ("plain", "language", "graphs")
+            if example != "plain"
         ),
     ],
 )

@@ -5,6 +5,8 @@ import re
 import pytest
 from faults import one_line, succeeded
 
+pytestmark = pytest.mark.full
+
 GRID = """grid() {
   for lr in 1e-3 1e-2; do
     for seed in 0 1; do job --lr "$lr" --seed "$seed" --steps 20 --eval-every 10 %s; done
@@ -43,6 +45,7 @@ def test_it_runs_once_the_others_have_ended_and_tables_report_it_alone(swept, fr
     assert "mean of 2 seeds" in caption
 
 
+@pytest.mark.alike
 def test_it_waits_for_jobs_without_results_and_refuses_a_wrong_number(swept):
     waits = succeeded(swept("3", "--pause-after 10"))
     assert waits.stdout.splitlines()[-1] == "confirm waits until all jobs before it have results"

@@ -10,6 +10,7 @@ from faults import ended, job_of, some, succeeded
 QUICK = ("--epochs", "1", "--batch-size", "256", "--device", "cpu")
 
 
+@pytest.mark.alike
 def test_a_console_without_letters_is_no_reason_to_fail(project):
     """Of ASCII alone, in which Python may not do otherwise."""
     ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
@@ -25,6 +26,7 @@ def test_a_console_without_letters_is_no_reason_to_fail(project):
     assert wrong.stderr.count("\n") == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", some([">&-", ">&- 2>&-", "| head -c 1"], "| head -c 1"))
 def test_a_console_that_is_closed_changes_no_status(project, how):
     """Also what the student's code prints, which is left behind in the pipe."""
@@ -44,6 +46,7 @@ def test_a_console_that_is_closed_changes_no_status(project, how):
     assert "finished" in succeeded(project.do("python", "jobs.py", "list")).stdout
 
 
+@pytest.mark.alike
 def test_letters_that_the_font_lacks_are_named_once_for_each_figure(fresh):
     """And no figure is written with boxes in their place."""
     for note in ("基线", "新方法"):
@@ -58,6 +61,7 @@ def test_letters_that_the_font_lacks_are_named_once_for_each_figure(fresh):
     assert not {path.stem for path in fresh.root.glob("figures/*.png")} & {*figures}
 
 
+@pytest.mark.full
 def test_no_file_of_a_job_takes_the_place_of_a_closed_console(project):
     folder = project.root / "runs"
     flags = (*QUICK, "--seed", "30")

@@ -38,6 +38,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.full
 def test_metrics_are_those_of_the_test_images(project):
     """All test images are in one batch, so everything can be computed again."""
     job = project.finish(*SHORT, "--batch-size", "359", "--temperature", "0.3")
@@ -108,6 +109,7 @@ print(json.dumps([
 """
 
 
+@pytest.mark.alike
 def test_probes_learn_from_few_training_images_of_each_class(project):
     both = []
     for seed in ("0", "1"):
@@ -120,6 +122,7 @@ def test_probes_learn_from_few_training_images_of_each_class(project):
     assert both[0] != both[1]
 
 
+@pytest.mark.alike
 def test_training_uses_no_labels(project, fresh):
     """With the labels of other images, the last weights and the training curve are the same."""
     fresh.edit("data.py", "(images, rows[:, -1].long())", "(images, rows[:, -1].long().roll(500))")

@@ -39,6 +39,7 @@ def killed(project, tmp_path_factory):
     return copy, job_of(done), before, (used.ru_utime + used.ru_stime) / 3600
 
 
+@pytest.mark.full
 def test_the_hours_of_both_processes_add_up(killed):
     project, job, before, second = killed
     found = dict(project.ask(LATEST, job))
@@ -51,6 +52,7 @@ def test_the_hours_of_both_processes_add_up(killed):
     assert not {"gpu_hours", "peak_device_memory_gb"} & found.keys()
 
 
+@pytest.mark.full
 def test_the_hours_of_all_gpus_count(killed, tmp_path):
     project, job, *_ = killed
     attempt = Path(shutil.copytree(project.folder(job), tmp_path / job / "copy"))
@@ -62,6 +64,7 @@ def test_the_hours_of_all_gpus_count(killed, tmp_path):
     assert costs.totals(attempt)["gpu_hours"] == seen[new]["gpu_seconds"] / 3600
 
 
+@pytest.mark.full
 def test_they_are_in_the_table_of_results_and_shown(killed):
     project, job, *_ = killed
     totals = costs.totals(project.folder(job))
@@ -137,6 +140,7 @@ def test_a_forecast_knows_no_more_than_what_has_run(lab):
     assert unlike == f"1 of 3 jobs: no comparable job has run; {like}"
 
 
+@pytest.mark.alike
 def test_which_settings_matter_is_learnt(lab):
     """How long another batch size takes is a range; of numbers the nearest one stands in."""
     ran(lab, "--epochs 2", "--epochs 2 --lr 0.2", "--epochs 1 --layers 3", "--epochs 1")
@@ -170,6 +174,7 @@ def asked(lab, *flags):
     return [word for word in words if word.startswith(("--time=", "--mem="))]
 
 
+@pytest.mark.full
 def test_a_cluster_is_asked_for_what_comparable_jobs_needed(lab):
     """But for what is given; a job that was killed there gets twice the memory that it had."""
     pretend_slurm(lab)
@@ -213,6 +218,7 @@ def test_a_budget_starts_only_what_it_lasts_for(lab):
     assert left.startswith("run.sh: --budget 4: 1 job to run: 7.5 GPU hours (")
 
 
+@pytest.mark.full
 def test_without_a_forecast_jobs_stop_before_a_budget_is_exceeded(lab):
     lab.write_grid("--epochs 4 --note '{\"seconds\": 600}'", "--seed 1", "--seed 2")
     done = lab.sweep("--budget", "0.002", "--gpus", "0")
@@ -222,6 +228,7 @@ def test_without_a_forecast_jobs_stop_before_a_budget_is_exceeded(lab):
     assert "run.sh: --budget 0.002: 3 jobs to run: " in done.stderr
 
 
+@pytest.mark.alike
 def test_with_a_budget_the_longest_jobs_come_first_if_that_ends_sooner(lab):
     ran(lab, "--seed 9")
     jobs = [f"--epochs {epochs}" for epochs in (2, 3, 4, 9)]

@@ -17,6 +17,8 @@ from faults import (
 )
 from labjobs.training import checkpoints
 
+pytestmark = pytest.mark.full
+
 JOB = ("--epochs", "20", "--log-every", "1", "--checkpoint-minutes", "0.0001")
 JOB += ("--schedule", "constant")  # its last.pt stays
 
@@ -86,7 +88,7 @@ def test_starts_over_without_a_whole_checkpoint(project, reference, again, tmp_p
     assert_as_undisturbed(again, reference, project, reference)
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_best_weights_that_are_damaged_or_run_code_are_not_loaded(project, reference, tmp_path):
     copy = project.clone(tmp_path / "copy")
     path, trap = copy.folder(reference) / "best.pt", tmp_path / "trap"
@@ -100,6 +102,7 @@ def test_best_weights_that_are_damaged_or_run_code_are_not_loaded(project, refer
     assert not trap.exists()
 
 
+@pytest.mark.alike
 def test_a_loop_that_keeps_the_best_weights_in_every_step_makes_checkpoints_all_the_same(fresh):
     """As full-batch training does: best.pt is always being written."""
     whole = ("--batch-size", "2000", "--monitor", "none", "--model", "convnet", "--epochs", "200")

@@ -5,13 +5,16 @@ scripts/mutate_records.py damages all files of a job at random, by the thousand.
 
 import shutil
 
-from faults import job_of, one_line, silent
+import pytest
+from faults import one_line, silent
 
 JOB = ("--epochs", "2", "--log-every", "1", "--batch-size", "256", "--quiet")
 
 
 def test_a_damaged_journal_is_refused_and_nothing_of_it_is_sent(project):
-    job = job_of(project.run(*JOB, MLFLOW_TRACKING_URI="http://127.0.0.1:9"))
+    job = project.finish(*JOB)
+    (project.root / "mlflow.db").unlink()  # as if it had been away
+    (project.folder(job) / "sent.json").unlink()
     path = project.folder(job) / "metrics.jsonl"
     before = project.journalled(job)
     path.write_bytes(path.read_bytes().replace(b'"step": 3,', b'"step": 4,', 1))
@@ -30,6 +33,7 @@ def test_a_damaged_journal_is_refused_and_nothing_of_it_is_sent(project):
     assert project.stored(job) == before
 
 
+@pytest.mark.full
 def test_files_of_another_job_are_refused(project):
     """Whole and undamaged ones, as after a copy into the wrong folder."""
     one, other = (project.finish(*JOB, "--seed", seed) for seed in ("1", "2"))

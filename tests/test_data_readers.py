@@ -2,15 +2,11 @@
 
 import pytest
 from data_readers import READERS, available, rows
+from faults import some
 from repository import REPOSITORY
 
-QUICK = ("Parquet", "another program")
-MARKS = [pytest.mark.full, pytest.mark.alike]  # a minute each, and packages of their own
 
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else MARKS) for name in READERS]
-)
+@pytest.mark.parametrize("name", some(READERS, later=["Parquet"]))
 def test_a_change_of_data_is_noticed_or_cannot_be_told(project, name, tmp_path):
     if name not in available():
         pytest.skip(f"the package for {name} is missing, or the rights to mount it")

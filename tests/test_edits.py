@@ -5,14 +5,9 @@ All of them change a student's own files, never the engine.
 
 import pytest
 from edits import EDITS, SHORT
-from faults import assert_as_undisturbed, succeeded
+from faults import assert_as_undisturbed, some, succeeded
 
 pytestmark = pytest.mark.full
-
-FIRST = ("own data by default", "carried state")
-"""Those that .ci/run makes too; each takes most of a minute."""
-
-EACH = [pytest.param(n, marks=() if n in FIRST else pytest.mark.alike) for n in EDITS]
 
 
 @pytest.fixture
@@ -23,7 +18,7 @@ def edited(of_example, tmp_path, request):
     return edit, project
 
 
-@pytest.mark.parametrize("edited", EACH, indirect=True)
+@pytest.mark.parametrize("edited", some(EDITS, "own data by default"), indirect=True)
 def test_it_trains_is_killed_and_goes_on_and_is_drawn(edited, tmp_path):
     edit, whole = edited
     parts = whole.copy(tmp_path / "parts")

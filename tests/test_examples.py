@@ -5,10 +5,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
-from faults import Project, one_line, succeeded
+from faults import Project, one_line, some, succeeded
 from repository import REPOSITORY
 from sweeps import write_grid
 from test_project import check
@@ -112,19 +112,11 @@ def test_the_examples_are_as_small_as_the_docs_say(template):
 # Projects made from them
 
 
-FIRST = ("plain", "regression", "language", "reinforcement")
+FIRST = ("plain", "regression")
 """Examples that `bash test.sh` trains; .ci/run trains all."""
 
-DRAWN = ("regression", "graphs", "contrastive")
-"""Examples whose figures .ci/run draws."""
 
-
-def marked(unmarked: tuple[str, ...], mark: pytest.MarkDecorator) -> list[Any]:
-    """All examples, with a mark on those that are not among some."""
-    return [each if each in unmarked else pytest.param(each, marks=mark) for each in EXAMPLES]
-
-
-@pytest.fixture(scope="module", params=marked(FIRST, pytest.mark.full))
+@pytest.fixture(scope="module", params=some(EXAMPLES, *FIRST, later=[*EXAMPLES]))
 def name(request):
     return str(request.param)
 
@@ -186,8 +178,7 @@ def test_a_job_learns(project, job, name):
     assert last < 0.7 * first and tested < 0.9 * first
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", marked(DRAWN, pytest.mark.alike), indirect=True)
+@pytest.mark.alike  # the demo draws its jobs
 def test_a_sweep_is_drawn(fresh, name):
     write_grid(fresh.root, *(f"{EXAMPLES[name].short} --lr {lr}" for lr in ("1e-2", "1e-4")))
     succeeded(fresh.do("bash", "run.sh"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import LIKE_OTHERS, Project, ended, job_of, one_line, silent, succeeded, wait_until
+from faults import Project, ended, job_of, one_line, silent, succeeded, wait_until
 
 KEEP = """
 import sys
@@ -86,6 +86,7 @@ def assert_same_elsewhere(made: Exported) -> None:
         assert one.tobytes() == other.tobytes()
 
 
+@pytest.mark.full
 def test_a_fresh_python_with_torch_alone_gives_the_same_outputs(made):
     assert_same_elsewhere(made)
     files = {"README.md", "job.json", "model.pt2", "weights.safetensors"}
@@ -107,9 +108,9 @@ SEGMENTATION = ("--epochs", "1", "--batch-size", "128", "--model", "fcn")
 @pytest.mark.parametrize(
     ("example", "flags"),
     [
-        ("regression", ("--epochs", "1")),
-        pytest.param("segmentation", SEGMENTATION, marks=LIKE_OTHERS),
-        pytest.param("graphs", GRAPHS, marks=pytest.mark.full),
+        pytest.param("regression", ("--epochs", "1"), marks=pytest.mark.alike),
+        pytest.param("segmentation", SEGMENTATION, marks=pytest.mark.alike),
+        pytest.param("graphs", GRAPHS, marks=pytest.mark.alike),
     ],
 )
 def test_networks_of_examples(make, tmp_path, example, flags):
@@ -201,6 +202,7 @@ def test_faults_in_the_students_code_are_one_line(made, changed, old, new, said)
     assert line.startswith(f"jobs.py: job {made.job} cannot be exported: ") and said in line
 
 
+@pytest.mark.alike
 def test_an_interrupted_export_leaves_nothing(made, changed):
     job = changed.command(sys.executable, "jobs.py", "export-model", made.job)
     wait_until(lambda: bool([*changed.root.glob("exported/.*")]))

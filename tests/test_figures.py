@@ -152,6 +152,7 @@ def height_of_axes(figure):
     return sum(ax.get_position().height for ax in axes.values())
 
 
+@pytest.mark.full
 def test_axes_take_at_least_70_percent_of_the_height(draw, figures):
     draw("sweep")
     assert {*figures} == {*ALL}
@@ -162,6 +163,7 @@ def test_axes_take_at_least_70_percent_of_the_height(draw, figures):
     )
 
 
+@pytest.mark.alike
 def test_series_stand_near_their_places(draw, store, figures):
     """No point seems to have another value, and the caption says that series are moved."""
     for lr in (16, 32, 64):
@@ -263,6 +265,7 @@ def test_examples_are_paired_only_if_they_are_the_same(draw, store, tmp_path, wh
     assert f"({'not all paired' if other else 'paired by repeat'};" in caption
 
 
+@pytest.mark.alike
 def test_each_data_set_has_figures_of_its_own(draw, store):
     for dataset, easy in (("digits", 0.0), ("too easy", 0.3)):
         for lr, seed in ((0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)):
@@ -307,6 +310,7 @@ def trials(store, experiment, words, result, stopped=(), more=None, **settings):
 CONDITION = "--optimizer 'choice sgd adam' --momentum 'uniform 0.5 0.99 if --optimizer=sgd'"
 
 
+@pytest.mark.alike
 def test_a_search_has_figures_of_its_own(draw, store, figures):
     """Every trial is there, at its place, with what its settings and its result are."""
     words = f"40 seed=1 --lr 'log 1e-4 1e-1' {CONDITION} -- --width 8"
@@ -357,6 +361,7 @@ def test_a_search_has_figures_of_its_own(draw, store, figures):
 SEARCHES = [f"search-{kind}" for kind in ("slices", "expected", "best", "importance", "parallel")]
 
 
+@pytest.mark.alike
 def test_trials_that_are_no_sample_have_no_band(draw, store, figures):
     words = "12 --lr 'log 1e-4 1e-1' -- --width {}"
     loss = lambda settings: settings["lr"]  # noqa: E731
@@ -390,6 +395,7 @@ def test_a_search_without_results_is_left_out(draw, store):
     assert f"left out {', '.join(SEARCHES)}: {why}\n" in drawn.said
 
 
+@pytest.mark.alike
 def test_an_average_over_many_tasks(draw, store, edit, figures):
     """The figures of all tasks, with the recipe's in plot.py as a student has put it there."""
     for task, model, seed in product(range(5), ("mlp", "convnet"), range(3)):
@@ -417,6 +423,7 @@ def test_an_average_over_many_tasks(draw, store, edit, figures):
     assert drawn.caption("over-tasks").startswith("Test accuracy on 5 tasks: (a) the fraction of")
 
 
+@pytest.mark.full
 def test_the_same_jobs_give_the_same_bytes_whatever_else_is_in_the_store(draw, store, tmp_path):
     before = {path.name: path.read_bytes() for path, _, _ in draw("sweep").files}
     settings = {"dataset": "digits", "epochs": 20, "monitor": "val_accuracy", "note": ""}
@@ -473,6 +480,7 @@ def accuracies(store, experiment, values, count=3, **how):
         store.job(experiment, {"val_accuracy": final}, tests=tests, **how)
 
 
+@pytest.mark.full
 def test_captions_say_where_means_end_and_what_is_not_compared(draw, store):
     for model, count in (("mlp", 3), ("vit", 3), ("convnet", 2)):
         accuracies(store, "early", [0.5, 0.6, 0.7], count, model=model)
@@ -485,6 +493,7 @@ def test_captions_say_where_means_end_and_what_is_not_compared(draw, store):
         assert few in drawn.caption(name), name
 
 
+@pytest.mark.alike
 def test_words_with_numbers_have_the_order_of_these(draw, store, figures):
     for warmup in ("10e", "2e", "500", "0"):
         accuracies(store, "spans", [0.5, 0.7 + 0.001 * len(warmup)], warmup=warmup)
@@ -495,6 +504,7 @@ def test_words_with_numbers_have_the_order_of_these(draw, store, figures):
     assert [text.get_text() for text in legend.get_texts()] == rows
 
 
+@pytest.mark.alike
 def test_the_best_job_is_called_by_what_varies_among_those_drawn(draw, store, edit):
     store.keep_predictions()
     for note, lr in (("old", 0.1), ("", 0.1), ("", 0.2)):
@@ -626,6 +636,7 @@ def test_one_job(draw, store):
     assert "one seed" in drawn.caption("learning-curves")
 
 
+@pytest.mark.full
 def test_jobs_that_diverged_and_values_that_are_not_finite(draw, store):
     settings = {"monitor": "val_accuracy", "model": "mlp"}
     for seed in range(3):
@@ -676,6 +687,7 @@ def test_what_has_no_number_on_test_data_is_the_worst_there(draw, store):
     assert "| vit | **1/4 no result**† | 4/4 no result† |" in (drawn.folder / "main.md").read_text()
 
 
+@pytest.mark.full
 def test_captions_and_tables_say_what_pandas_finds(draw, edit, store, figures, request, tmp_path):
     """Each number, name and sentence, computed again from what was stored."""
     edit(plot=("", ""), settings=odd_grids.SETTINGS)
@@ -710,6 +722,7 @@ def test_two_directions_of_one_name_are_refused_in_one_line(draw, store):
     assert drawn.said.count("\n") == 1
 
 
+@pytest.mark.alike
 def test_another_venue(draw):
     drawn = draw("sweep", "--venue", "nature")
     assert (drawn.status, drawn.said, tuple(drawn.names)) == (0, "", ALL)

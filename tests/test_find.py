@@ -61,6 +61,7 @@ def printed(done: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.alike
 def test_a_learning_rate_is_found_once(changed):
     job = ("--", "--optimizer", "rmsprop", "--model", "mlp", "--epochs", "3")
     done = do(changed, *LR, *job)
@@ -79,6 +80,7 @@ def test_a_learning_rate_is_found_once(changed):
     assert {path.name for path in (changed.root / "runs").iterdir()} >= {*answer["jobs"]}
 
 
+@pytest.mark.full
 def test_wrong_words_are_refused_before_anything_starts(changed):
     before = {*(changed.root / "runs").glob("*")}
     for words, said in (
@@ -97,6 +99,7 @@ def test_wrong_words_are_refused_before_anything_starts(changed):
     assert {*(changed.root / "runs").glob("*")} == before
 
 
+@pytest.mark.full
 def test_a_batch_that_does_not_fit_ends_the_search(changed):
     words = ("find", "batch-size", "--smallest", "32", "--json", "--", "--note", "small")
     words += ("--epochs", "7")
@@ -113,6 +116,7 @@ def test_a_batch_that_does_not_fit_ends_the_search(changed):
     assert started(do(changed, *words, "--threads", "1")) == 2  # which was not measured
 
 
+@pytest.mark.alike
 def test_each_number_of_workers_is_a_job(changed):
     done = do(changed, "find", "workers", "--largest", "1", "--json", "--", "--loader", "workers")
     answer = printed(done)
@@ -120,6 +124,7 @@ def test_each_number_of_workers_is_a_job(changed):
     assert started(done) == 2 and len({*answer["jobs"]}) == 2
 
 
+@pytest.mark.alike
 def test_an_interrupted_search_goes_on_where_it_was(changed):
     words = ("jobs.py", "find", "noise-scale", "--steps", "400", "--json")
     flags = ("--", "--note", "noise", "--batch-size", "128")

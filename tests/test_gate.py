@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from faults import LIKE_OTHERS, Project, one_line, succeeded
+from faults import Project, one_line, succeeded
 from labjobs.commands.gate import NEEDED, evidence
 from test_refactors import JOBS
 
@@ -150,9 +150,9 @@ def tried(project: Project, *words: str, against: str = "lr=1", metric: str = "l
 @pytest.mark.parametrize(
     ("lr", "metric", "answer", "repeats"),
     [
-        ("0.9", "loss", "better", 5),
-        pytest.param("0.9", "accuracy", "better", 5, marks=LIKE_OTHERS),
-        pytest.param("1.1", "best_val_loss", "worse", 5, marks=LIKE_OTHERS),
+        pytest.param("0.9", "loss", "better", 5, marks=pytest.mark.full),
+        pytest.param("0.9", "accuracy", "better", 5, marks=pytest.mark.alike),
+        pytest.param("1.1", "best_val_loss", "worse", 5, marks=pytest.mark.alike),
     ],
 )
 def test_flags_are_tried_with_each_seed_until_it_is_clear(light, lr, metric, answer, repeats):
@@ -167,6 +167,7 @@ def test_flags_are_tried_with_each_seed_until_it_is_clear(light, lr, metric, ans
     assert tried(light, "--", "--lr", "1.5", metric=metric)["try"] == 2
 
 
+@pytest.mark.alike
 def test_code_is_tried_against_the_last_that_was_not_tried_in_vain(light):
     before = {path.parent.name: path.name for path in light.root.glob("runs/*/*/")}
     edit(light, "run.py", "luck + settings.lr", "luck + 1.1 * settings.lr")
@@ -235,7 +236,7 @@ MEASURED = [
 """Edits of what results are measured with."""
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_what_is_measured_otherwise_is_never_called_better(light):
     files = {name: (light.root / name).read_text() for name in FILES}
     for file, old, new in MEASURED:

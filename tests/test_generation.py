@@ -203,6 +203,7 @@ def bump(source, version):
     commit(source)
 
 
+@pytest.mark.full
 def test_updates_over_two_versions_touch_three_files_and_leave_a_student_s_alone(
     template, tmp_path
 ):

@@ -59,8 +59,8 @@ def test_what_is_wrong_with_a_gpu_is_a_line(lab, tmp_path):
     assert lines["formats"]["found"].startswith("fp32 and fp16; bf16 is emulated")
 
 
+@pytest.mark.alike
 @needs_stand_in
-@pytest.mark.full
 def test_a_check_begins_with_the_gpu(lab):
     done = lab.run("--check", "--device", "cuda:7")
     assert done.stdout.startswith("ok   driver: 580.65.06, ")

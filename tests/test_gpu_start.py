@@ -73,7 +73,7 @@ def job(machine, project):
     return run
 
 
-@pytest.mark.parametrize("name", some(JOBS, "default", "cuda:1", "graphs"))
+@pytest.mark.parametrize("name", some(JOBS, "default"))
 def test_a_job_trains_on_a_gpu(name, job, machine):
     tags, gpu = job(name).tags, "1" if name == "cuda:1" else "0"
     assert (tags["device"], tags["gpu"]) == ("H100 (a stand-in)", gpu)
@@ -125,6 +125,7 @@ torch.cuda.set_sync_debug_mode("warn")
 """Names the student's lines at which the host waits for the GPU."""
 
 
+@pytest.mark.alike
 def test_no_line_of_a_step_waits_for_the_gpu(machine, project, tmp_path):
     watched = project.copy(tmp_path / "watched")
     (watched.root / "waits.py").write_text(WAITS)
@@ -186,6 +187,7 @@ def test_no_step_waits_with_everything_on(strict, name):
     assert evaluated(succeeded(strict.run(*paused)).stdout) == as_said
 
 
+@pytest.mark.alike
 def test_fp16_clips_the_gradients_that_fp32_has(machine, project):
     host = machine.host(project)
     words = ("--epochs", "1", "--clip-norm", "0.5", "--schedule", "constant", "--precision")
@@ -196,6 +198,7 @@ def test_fp16_clips_the_gradients_that_fp32_has(machine, project):
     assert norms[0] == pytest.approx(norms[1], rel=1e-2)
 
 
+@pytest.mark.alike
 def test_a_gpu_of_before_bf16(machine, project, tmp_path):
     t4 = machine.host(project.copy(tmp_path / "project"))
     t4.env["STAND_IN_KIND"] = "T4"
@@ -204,6 +207,7 @@ def test_a_gpu_of_before_bf16(machine, project, tmp_path):
     assert Done(t4, "--optimizer", "muon").tags["precision"] == "fp32"
 
 
+@pytest.mark.alike
 def test_a_gpu_of_after_the_h100(machine, project, tmp_path):
     newer = machine.host(project.copy(tmp_path / "project"))
     newer.env["STAND_IN_KIND"] = "RTX 5090"
@@ -211,12 +215,14 @@ def test_a_gpu_of_after_the_h100(machine, project, tmp_path):
     assert (tags["device"], tags["precision"]) == ("RTX 5090 (a stand-in)", "bf16")
 
 
+@pytest.mark.alike
 def test_a_job_that_is_continued_has_the_gpus_random_numbers(machine, project, job, tmp_path):
     other = machine.host(project.copy(tmp_path / "project"))
     Done(other, *JOBS["cuda:1"], "--pause-after", "10")
     assert same(Done(other, *JOBS["cuda:1"]).best, job("cuda:1").best)
 
 
+@pytest.mark.alike
 def test_evaluation_in_the_background_by_its_recipe(machine, project, job, tmp_path):
     other = machine.host(project.copy(tmp_path / "project"))
     in_background(other)

@@ -16,7 +16,7 @@ SHORT = ("--steps", "40", "--eval-every", "20", "--layers", "2", "--quiet")
 # The stream
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_killed_it_goes_on_with_the_next_graph(project, tmp_path):
     """Killed without and with processes that read."""
     flags = ("--steps", "200", "--eval-every", "40", "--layers", "2", "--quiet")
@@ -32,6 +32,7 @@ def test_killed_it_goes_on_with_the_next_graph(project, tmp_path):
 # What is measured
 
 
+@pytest.mark.full
 def test_metrics_are_those_of_the_kept_outputs(project):
     job = project.finish(*SHORT)
     outputs, tested = project.outputs(job), project.tested(job)
@@ -78,6 +79,7 @@ def files(project):
 FILES = ("--dataset", "graph-files", "--batch-size", "8")
 
 
+@pytest.mark.alike
 def test_graphs_in_files_are_read_by_several_processes_and_are_the_job_s_data(files, tmp_path):
     project = files.copy(tmp_path / "copy")
     done = succeeded(project.run(*FILES, *SHORT, "--workers", "2"))

@@ -39,6 +39,7 @@ def lab(project, cluster, tmp_path):
     return lab
 
 
+@pytest.mark.alike  # waits for real time limits; test_slurm.py trains
 def test_jobs_that_train(
     project: Project, cluster: GridEngine, pytestconfig: pytest.Config, tmp_path: Path
 ) -> None:
@@ -85,6 +86,7 @@ def test_jobs_that_train(
     assert [status for _, status in there.runs(failed)] == ["FAILED"]
 
 
+@pytest.mark.alike
 def test_more_jobs_than_an_array_holds(lab: Lab, cluster: GridEngine) -> None:
     """They run one at a time, if so asked, each on a free GPU, which Grid Engine does not give."""
     lab.write_grid(*map(light(), range(10)))
@@ -123,6 +125,7 @@ def test_how_jobs_end(lab: Lab, cluster: GridEngine) -> None:
     assert_one_at_a_time(lab.intervals())
 
 
+@pytest.mark.alike
 def test_what_qsub_refuses(lab: Lab, cluster: GridEngine) -> None:
     lab.write_grid(*map(light(), range(6)))
     said = one_line(lab.sweep("--on", "lab", "--", "-q", "nowhere.q"), 2)
@@ -130,6 +133,7 @@ def test_what_qsub_refuses(lab: Lab, cluster: GridEngine) -> None:
     assert cluster.states() == []
 
 
+@pytest.mark.alike
 def test_the_check_of_a_cluster(lab: Lab, cluster: GridEngine) -> None:
     with (lab.project.root / "cluster.toml").open("a") as file:
         file.write("gpus = 0\n")

@@ -91,6 +91,7 @@ def test_hosts_that_fail(here: Project, tmp_path: Path, count: int) -> None:
         assert_as_undisturbed(here, job, alone, job)
 
 
+@pytest.mark.alike
 def test_a_shared_disk(here: Project, tmp_path: Path) -> None:
     """Nothing is copied, and each GPU has one job. Ctrl-C ends what runs on all hosts; the same
     command goes on."""
@@ -150,6 +151,7 @@ def test_a_job_that_a_cluster_has_preempted_ends_on_a_host(here: Project, tmp_pa
     assert_as_undisturbed(here, job, alone, job)
 
 
+@pytest.mark.alike
 def test_jobs_that_wait_for_others(here: Project, tmp_path: Path) -> None:
     """Jobs that begin with another one's weights, in a row, and jobs of which halving stops some:
     what runs and what comes out is as on one machine."""

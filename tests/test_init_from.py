@@ -34,6 +34,7 @@ def jobs(project: Project) -> dict[str, str]:
     return found
 
 
+@pytest.mark.full
 def test_where_it_comes_from_is_said(made):
     ids = jobs(made)
     short = f"{ids['short']}/{made.folder(ids['short']).name}"

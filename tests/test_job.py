@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from faults import ended, job_of, one_line, same, silent, succeeded, wait_until
+from faults import courier_of, ended, job_of, kill, one_line, same, silent, succeeded, wait_until
 from sweeps import write_grid
 
 QUICK = ("--epochs", "2", "--batch-size", "256", "--augment", "crop-flip", "--log-every", "2")
@@ -170,6 +170,7 @@ def test_a_module_that_hides_another_is_named(fresh, file, said):
         assert one_line(ended(fresh.command(sys.executable, script)), 1).startswith(said)
 
 
+@pytest.mark.alike
 def test_python_that_looks_in_no_folder_of_a_script(project, tmp_path):
     """By PYTHONSAFEPATH, with an installed engine."""
     (tmp_path / "labjobs").symlink_to(project.root / "labjobs")
@@ -235,6 +236,7 @@ def test_a_fault_in_a_loader_s_process_is_one_line_too(fresh):
     assert f"failed: IndexError: list index out of range (data.py:{number}; full trace: " in line
 
 
+@pytest.mark.full
 def test_no_file_is_left_open(fresh):
     """Python's development mode tells of those that nobody has closed at the end."""
     flags = ("-X", "dev", "-W", "error::ResourceWarning", "run.py", "--epochs", "1", "--quiet")
@@ -244,7 +246,11 @@ def test_no_file_is_left_open(fresh):
 
 def test_with_the_store_away_results_are_safe_and_uploaded_later(fresh):
     address = "http://127.0.0.1:9"
-    away = fresh.run(*QUICK, "--quiet", MLFLOW_TRACKING_URI=address)
+    job = fresh.start(*QUICK, "--quiet", MLFLOW_TRACKING_URI=address)
+    wait_until(lambda: courier_of(job) is not None)
+    courier = courier_of(job)
+    away = ended(job)
+    kill(courier)  # or it would try for two more minutes
     line = one_line(away, 3)
     assert "finished: best_val_loss" in line
     missing = f"not everything has been uploaded ({address}: Connection refused)"
@@ -267,6 +273,7 @@ def test_with_the_store_away_results_are_safe_and_uploaded_later(fresh):
     assert best.stat().st_mtime_ns == written  # nothing was trained again
 
 
+@pytest.mark.alike
 def test_a_run_deleted_while_its_job_trains_is_made_again(fresh):
     job = fresh.start("--epochs", "200", "--batch-size", "32", "--quiet")
     wait_until(lambda: bool(fresh.ask("SELECT 1 FROM metrics WHERE key = 'val_loss'")))
@@ -277,6 +284,7 @@ def test_a_run_deleted_while_its_job_trains_is_made_again(fresh):
     assert fresh.stored(ended_as) == fresh.journalled(ended_as)
 
 
+@pytest.mark.full
 def test_a_sqlite_store_may_be_anywhere(project, tmp_path):
     """Its path is read by the rules of SQLAlchemy, which decodes it and takes options after it."""
     fresh = project.copy(tmp_path / "q?x=1" / "feature%2Fx")
@@ -290,6 +298,7 @@ def test_a_sqlite_store_may_be_anywhere(project, tmp_path):
     assert f"{job}  finished" in listed.stdout and (fresh.root / "a b.db").exists()
 
 
+@pytest.mark.alike
 def test_mlflows_variables_do_not_change_what_is_stored(fresh):
     variables = {
         **{"ENABLE_ASYNC_LOGGING": "true", "ASYNC_LOGGING_BUFFERING_SECONDS": "600"},
@@ -302,6 +311,7 @@ def test_mlflows_variables_do_not_change_what_is_stored(fresh):
     assert fresh.stored(job) == fresh.journalled(job)
 
 
+@pytest.mark.alike
 def test_warnings_of_mlflow_are_never_errors(fresh):
     """As they would be in a shell in which a test suite runs."""
     variables = {"PYTHONWARNINGS": "error::DeprecationWarning"}
@@ -309,7 +319,7 @@ def test_warnings_of_mlflow_are_never_errors(fresh):
     assert fresh.stored(job) == fresh.journalled(job)
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_a_read_only_project_reaches_its_server(fresh, tmp_path):
     """The lock that jobs hold while they prepare a store is in the folder of runs then."""
     runs = tmp_path / "runs"

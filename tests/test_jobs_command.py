@@ -216,6 +216,7 @@ def test_diff_of_two_attempts_shows_definitions_and_not_files(jobs):
     assert "which attempt? It has " in said and old.name in said and new.name in said
 
 
+@pytest.mark.full
 def test_diff_of_groups_has_intervals_over_seeds(fresh):
     for seed in "012":
         for rate in ("1e-3", "1e-2"):
@@ -356,6 +357,7 @@ def test_disk_counts_what_is_there_and_follows_no_link(jobs, tmp_path):
     assert jobs.lines("disk")[-1].endswith("in all, 2 jobs")
 
 
+@pytest.mark.full
 def test_clean_removes_what_nothing_needs_and_only_that(fresh, tmp_path):
     fresh.killed("--epochs", "150", "--quiet")
     (old,) = fresh.root.glob("runs/*/*/")
@@ -397,6 +399,7 @@ def removed(jobs: Jobs) -> set[str]:
     return {Path(row["path"]).name for row in jobs.json("clean", "--dry-run")["removed"]}
 
 
+@pytest.mark.full
 def test_rm_removes_jobs_here_and_in_the_store_unless_something_needs_them(jobs):
     project, folder = jobs.project, jobs.project.root / "runs"
     succeeded(project.do("python", "plot.py", "--format", "png"))

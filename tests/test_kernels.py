@@ -16,6 +16,7 @@ def trained(project: Project, *flags: str, **env: str) -> str:
     return done.stdout.split()[1]  # torch's compiler says things on stderr
 
 
+@pytest.mark.alike
 def test_its_own_tests_pass(project):
     """Triton's kernel in the interpreter, the C++ one on the CPU, both against plain torch."""
     succeeded(project.do("python", "-m", "pytest", "-q", "-n", "0", "tests/test_kernels.py"))
@@ -41,6 +42,7 @@ def test_a_changed_kernel_makes_its_jobs_stale(fresh):
     assert "kernels_triton._forward" in states(fresh)[with_kernel]
 
 
+@pytest.mark.alike
 def test_without_a_compiler_one_line_says_what_to_do(fresh, tmp_path):
     shutil.rmtree(fresh.root / ".cache", ignore_errors=True)
     (tmp_path / "bin").mkdir()
@@ -62,6 +64,7 @@ def test_a_mistake_in_a_kernel_is_one_line_with_its_place(fresh):
     assert "kernels.cpp:" in line and "kelp" in line
 
 
+@pytest.mark.alike
 def test_kernels_and_plain_torch_train_alike(project, fresh):
     job = trained(project)
     assert trained(fresh, KERNELS="plain") == job  # it is no setting

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults import Project, courier_of, ended, kill, same
+from faults import Project, courier_of, ended, kill, same, some
 
 pytestmark = pytest.mark.full
 
@@ -57,7 +57,7 @@ class Left:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(each, marks=[pytest.mark.alike] * (each == "resident")) for each in CASES],
+    params=some(CASES, "one-step intervals"),
 )
 def left_alone(request, project, tmp_path_factory):
     flags, seconds = CASES[request.param]

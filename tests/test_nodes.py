@@ -59,6 +59,7 @@ def test_the_losses_are_those_of_one_process(exact, cluster, more, tmp_path):
     assert differences(alone.journalled(job), apart.journalled(job)) < 1e-6
 
 
+@pytest.mark.alike
 def test_the_script_of_the_docs_goes_back_into_the_queue(fresh, cluster, tmp_path):
     """Slurm's warning makes it write a checkpoint; after a requeue it finishes."""
     (text,) = re.findall(r"#!/bin/bash.*?(?=```)", DOCUMENTED.read_text(), re.DOTALL)
@@ -96,6 +97,7 @@ def test_what_goes_wrong_is_said_once(project, cluster, private):
     assert "on two; all machines need the same folders" in line
 
 
+@pytest.mark.alike
 def test_only_several_tasks_of_one_srun_are_one_job(fresh, cluster, tmp_path):
     """A script of sbatch with two tasks, or an srun with one, is one process."""
     script, python = tmp_path / "job.sh", fresh.env["PYTHON"]

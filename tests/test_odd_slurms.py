@@ -17,6 +17,7 @@ JobAcctGatherParams=OverMemoryKill
 """
 
 
+@pytest.mark.alike
 def test_memory_limits_are_enforced(fresh: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job is killed without a word, and then gets more memory, which is enough."""
     text = slurms.CONFIGURATION.replace("SelectTypeParameters=CR_Core\n", ENFORCED)

@@ -7,6 +7,8 @@ import pytest
 from faults import Project, courier_of, kill, one_line, wait_until
 from labjobs.files import read_record
 
+pytestmark = pytest.mark.full
+
 LONG = ("--epochs", "1000000", "--log-every", "1000")
 
 
@@ -31,7 +33,7 @@ def begun(project: Project, job: subprocess.Popen[str]) -> str:
     return job_id
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_a_second_process_is_told_who_has_the_job(project, jobs, tmp_path):
     """In the same folder by its lock, which dies with its owner; in another one by the store."""
     other = project.copy(tmp_path / "other")
@@ -71,7 +73,6 @@ def end(job: subprocess.Popen[str]) -> None:
     job.wait()
 
 
-@pytest.mark.full
 def test_of_two_that_start_at_once_one_gives_way(project, jobs, tmp_path):
     other = project.copy(tmp_path / "other")
     store = f"sqlite:///{project.root}/mlflow.db"

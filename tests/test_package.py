@@ -51,6 +51,7 @@ def scale():
 """
 
 
+@pytest.mark.alike
 def test_what_other_programs_of_a_job_read_is_data_of_the_job(copy):
     """Of an environment, Python executes the package's .pth by itself; here it is asked to."""
     words = copy.root / "data" / "scale.txt"
@@ -132,6 +133,7 @@ def test_a_project_asks_for_what_its_engine_needs(make):
     assert wheel_of(package).name in (package / "pyproject.toml").read_text()
 
 
+@pytest.mark.full
 def test_a_sweep_a_figure_and_a_repeated_job_with_an_installed_engine(installed):
     write_grid(installed.root, *(" ".join((*SHORT, f"--seed={seed}")) for seed in range(2)))
     succeeded(installed.do("bash", "run.sh"))
@@ -145,6 +147,7 @@ def test_a_sweep_a_figure_and_a_repeated_job_with_an_installed_engine(installed)
     assert len([name for name in copies if name.startswith("labjobs-")]) == 1
 
 
+@pytest.mark.alike
 def test_an_upgrade_changes_no_job_that_waits(copy):
     """The installed engine is removed while the first job of a sweep trains."""
     hook = "    for _ in job.epochs():"
@@ -181,8 +184,14 @@ def folder_too(project):
     ("change", "said"),
     [
         (other_version, "is used, which is not vendor/labjobs-"),
-        (edited_wheel, "if it fails, restore the wheel from version control"),
-        (two_wheels, "restore the one that pyproject.toml names"),
+        pytest.param(
+            edited_wheel,
+            "if it fails, restore the wheel from version control",
+            marks=pytest.mark.alike,
+        ),
+        pytest.param(
+            two_wheels, "restore the one that pyproject.toml names", marks=pytest.mark.alike
+        ),
         (folder_too, "labjobs/ in the project is used, not vendor/labjobs-"),
     ],
 )

@@ -10,8 +10,10 @@ import debian
 import pytest
 import servers
 import stored
-from faults import silent, succeeded
+from faults import silent, some, succeeded
 from labjobs.results import style
+
+pytestmark = pytest.mark.full
 
 EXPERIMENT = "sweep"
 
@@ -72,7 +74,7 @@ def poppler():
     return lambda *words: subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_same_bytes_from_another_process_and_folder(drawn, draw, tmp_path):
     (tmp_path / "matplotlibrc").write_text("font.size: 20\naxes.grid: True\n")
     env = {"TZ": "Asia/Tokyo", "LC_ALL": "C", "HOME": str(tmp_path), "PYTHONHASHSEED": "7"}
@@ -81,7 +83,7 @@ def test_same_bytes_from_another_process_and_folder(drawn, draw, tmp_path):
         assert (tmp_path / "here" / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_same_figures_from_postgresql_and_from_a_server(draw, tmp_path):
     with servers.postgres() as database, servers.mlflow_server(database.uri) as server:
         sweep(database.uri, tmp_path)
@@ -113,7 +115,6 @@ def latex():
     return latex
 
 
-@pytest.mark.full
 def test_the_papers_captions_have_the_figures_numbers(project, drawn, latex, poppler):
     text = poppler("pdftotext", latex(project.root / "paper" / "paper.tex"), "-")
     one_line = " ".join(text.split())
@@ -123,8 +124,7 @@ def test_the_papers_captions_have_the_figures_numbers(project, drawn, latex, pop
     assert re.search(r"Table 1: Test results\. ± and parentheses: 95% intervals", one_line)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("venue", CLASSES)
+@pytest.mark.parametrize("venue", some(CLASSES, "icml"))
 def test_tables_of_odd_names_in_a_venues_class(
     project, draw, store, latex, poppler, tmp_path, venue
 ):

@@ -39,6 +39,7 @@ def folder(project):
     return folder
 
 
+@pytest.mark.alike
 def test_of_a_starved_job_the_loader_is_to_be_changed_first(folder):
     report = (folder / "profile.txt").read_text()
     (advice,) = re.findall(r"^  1\. +(\d+)%  the loop waits for data: (.*)$", report, re.MULTILINE)
@@ -60,6 +61,7 @@ def test_the_trace_has_the_parts_and_the_run_has_the_files(project, folder):
     assert {"profile.txt", "profile.json"} <= kept
 
 
+@pytest.mark.full
 def test_it_changes_no_result(project, folder):
     plain = project.copy(folder.parent.parent.with_name("plain"))
     succeeded(plain.run(*FLAGS[:-2]))

@@ -53,6 +53,7 @@ def test_another_project_of_the_same_name_is_refused_and_renamed_it_runs(project
     assert sorted(project.ask(NAMES)) == [("alpha",), ("gamma",)]
 
 
+@pytest.mark.alike
 def test_a_deleted_experiment_is_named_with_the_ways_out(project):
     ran(project)
     project.write("UPDATE experiments SET lifecycle_stage = 'deleted' WHERE name = 'alpha'")
@@ -67,6 +68,7 @@ def test_a_deleted_experiment_is_named_with_the_ways_out(project):
     assert "already finished" in ran(project)
 
 
+@pytest.mark.full
 def test_renamed_it_still_has_its_results(project):
     ran(project)
     rename(project, "alpha", "beta")
@@ -101,6 +103,7 @@ def test_jobs_that_start_together_make_one_id(project):
     assert not [*project.root.glob(".project-id.*")]
 
 
+@pytest.mark.alike
 def test_git_may_take_the_id_away(project):
     """By an older commit, or `stash -u`; another folder of the same repository has no runs/."""
 
@@ -131,6 +134,7 @@ def test_git_may_take_the_id_away(project):
     assert not (older.root / ".project-id").exists() and not (older.root / "runs").exists()
 
 
+@pytest.mark.alike
 def test_a_lost_id_is_found_again_in_the_project_s_own_store(project):
     ran(project)
     known = (project.root / ".project-id").read_text().strip()

@@ -28,6 +28,7 @@ def swept(fresh):
     return swept
 
 
+@pytest.mark.full
 def test_generations_follow_from_results_and_are_written_down(swept, fresh):
     listed = succeeded(swept(2, "--list")).stdout
     waits = "propose tuned waits until all jobs before it have results"
@@ -73,14 +74,16 @@ DIVERGING = "--optimizer sgd --schedule constant --batch-size 512 --device cpu"
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (
+        pytest.param(
             [f"job --lr 1e30 --epochs 1 {DIVERGING}", "confirm 2"],
             "confirm: no job before it has a result, since all have diverged",
+            marks=pytest.mark.alike,
         ),
-        (
+        pytest.param(
             [f"breed lost 2 x 2 x 1e --lr 'log 1e29 1e30' -- {DIVERGING}"],
             "breed lost: all 2 units of generation 1 have diverged; lower a range, under another "
             "name",
+            marks=pytest.mark.alike,
         ),
     ],
 )
@@ -106,7 +109,7 @@ def results(project):
     return found
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_a_family_is_the_same_after_a_kill_from_the_journals_and_in_a_clone(project, tmp_path):
     """Three generations, killed in the second one; 24 small jobs in all."""
     first = project.copy(tmp_path / "first")
@@ -140,6 +143,7 @@ def test_a_family_is_the_same_after_a_kill_from_the_journals_and_in_a_clone(proj
     assert results(other) == whole
 
 
+@pytest.mark.full
 def test_what_cannot_be_bred_is_refused_before_anything_starts(fresh):
     by_rate = "breed a 4 x 3 x %s --lr 'log 1e-3 1' -- --schedule %s"
     for lines, said in (

@@ -44,6 +44,7 @@ def adopt(project: Project, source: Path, *flags: str):
     return project.do("python", "jobs.py", "adopt", str(source), *flags)
 
 
+@pytest.mark.alike
 def test_definitions_that_were_added_while_a_job_ran_are_published(project, published, tmp_path):
     """As Python 3.12 finds them: their names stand behind the digest of the code."""
     own = project.clone(tmp_path / "project")
@@ -56,6 +57,7 @@ def test_definitions_that_were_added_while_a_job_ran_are_published(project, publ
     assert (tmp_path / f"sent/runs/.code/{about['code']}.json").is_file()
 
 
+@pytest.mark.alike
 def test_adopted_jobs_are_finished_with_the_same_bits(project, fresh, published, tmp_path):
     archive = shutil.make_archive(str(tmp_path / "sent"), "gztar", published.parent, "results")
     said = succeeded(adopt(fresh, Path(archive))).stdout
@@ -73,7 +75,7 @@ def test_adopted_jobs_are_finished_with_the_same_bits(project, fresh, published,
     succeeded(fresh.do("python", "plot.py", "--format", "png"))
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_jobs_are_adopted_into_postgresql(project, fresh, published):
     with servers.postgres() as database:
         fresh.env["MLFLOW_TRACKING_URI"] = database.uri
@@ -93,6 +95,7 @@ def test_jobs_are_adopted_into_postgresql(project, fresh, published):
         assert same(fresh.weights(job), project.weights(job))
 
 
+@pytest.mark.full
 def test_an_unfinished_attempt_of_ones_own_is_named_and_stays(fresh, folder):
     job = job_of(succeeded(fresh.run(*SHORT, "--seed", "0", "--pause-after", "1e")))
     done = adopt(fresh, folder)
@@ -250,6 +253,7 @@ def test_what_is_not_as_it_was_published_is_refused(fresh, folder, harm):
     refused(fresh, folder)
 
 
+@pytest.mark.full
 def test_only_what_is_listed_is_copied_and_no_mode(fresh, folder):
     listed = of_attempt(folder, "settings.json")
     listed.chmod(0o4755)  # setuid: it would run with the rights of its owner
@@ -304,6 +308,7 @@ def test_archives_that_would_write_elsewhere_or_too_much_are_refused(fresh, tmp_
     assert not [*tmp_path.parent.rglob("outside.txt")]
 
 
+@pytest.mark.alike
 def test_a_job_without_monitor_and_split_is_published_with_its_results(fresh, tmp_path):
     job = fresh.finish(*SHORT, "--monitor", "none")
     about = read_record(path := fresh.folder(job) / "settings.json")

@@ -5,7 +5,7 @@ import subprocess
 from collections import Counter
 
 import pytest
-from faults import LIKE_OTHERS, ended, silent, some, succeeded, wait_until
+from faults import ended, silent, some, succeeded, wait_until
 from repository import commit
 from sweeps import Lab, assert_after_their_inputs, assert_one_at_a_time, light
 
@@ -108,9 +108,9 @@ def most_at_once(lab: Lab) -> int:
 @pytest.mark.parametrize(
     ("flags", "asked", "jobs", "threads"),
     [
-        pytest.param((), "", 1, "1", marks=LIKE_OTHERS),
+        pytest.param((), "", 1, "1", marks=pytest.mark.alike),
         (("--per-gpu", "2"), "", 2, "1"),
-        pytest.param((), "7", 1, "7", marks=LIKE_OTHERS),
+        pytest.param((), "7", 1, "7", marks=pytest.mark.alike),
     ],
 )
 def test_cores_are_divided_among_the_jobs_on_a_cpu(lab, flags, asked, jobs, threads):
@@ -133,6 +133,7 @@ def test_the_gpus_that_are_allowed_are_passed_on_as_they_are(lab):
     assert wrong.stderr == "run.sh: --gpus 7: nvidia-smi does not list this GPU\n"
 
 
+@pytest.mark.full
 def test_retries_help_against_want_of_memory_alone(lab):
     memory = "out of memory; try less"
     lab.write_grid(
@@ -153,6 +154,7 @@ def test_retries_help_against_want_of_memory_alone(lab):
 BROKEN = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 
 
+@pytest.mark.full
 def test_a_broken_gpu_gets_no_more_jobs(lab):
     """Else it would fail all that wait, one after another."""
     lab.write_grid(*map(light(ends="failed", says=BROKEN, on="GPU-1", seconds=1), range(6)))
@@ -171,7 +173,7 @@ def test_no_gpu_is_left(lab):
     assert last_line(done) == "0 of 4 jobs finished, 0 of them now; 4 not started"
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_a_job_that_breaks_each_gpu_has_failed(lab):
     """A second GPU that seems broken with it is none."""
     lab.write_grid(light(ends="failed", says=BROKEN)(0), *map(light(seconds=1), range(1, 5)))
@@ -181,6 +183,7 @@ def test_a_job_that_breaks_each_gpu_has_failed(lab):
     assert done.stdout.count("is broken") == 1
 
 
+@pytest.mark.full
 def test_what_diverged_or_paused_is_left_alone(lab):
     """Neither is a failure, to be retried or to stop for; one that diverged is named each time."""
     lab.write_grid(

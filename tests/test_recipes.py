@@ -4,9 +4,11 @@ import re
 import sys
 
 import pytest
-from faults import Project, assert_as_undisturbed, ended, job_of, one_line, some, succeeded
+from faults import Project, assert_as_undisturbed, ended, job_of, one_line, succeeded
 from repository import REPOSITORY
 from test_project import check
+
+pytestmark = pytest.mark.full
 
 PAGE = REPOSITORY / "{{cookiecutter.project_slug}}" / "labjobs" / "docs" / "recipes.md"
 SHORT = ("--steps", "6", "--eval-every", "3", "--batch-size", "128")
@@ -60,7 +62,7 @@ def assert_sound(project: Project) -> str:
     return job_of(succeeded(project.run(*SHORT)))
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_another_loss(fresh):
     replace_function(fresh, "run.py", blocks("Another loss")[0])
     fresh.edit("run.py", "from torch.nn.functional import cross_entropy\n", "")
@@ -80,7 +82,6 @@ def graphed(project: Project) -> Project:
     return project
 
 
-@pytest.mark.full
 def test_a_step_as_one_graph(project, fresh):
     """On a CPU the same steps are taken one by one."""
     flags = ("--ema", "0.9", "--clip-norm", "1", "--accumulate", "2", "--log-every", "1")
@@ -96,7 +97,6 @@ def test_a_step_as_one_graph(project, fresh):
     assert "failed: --graph on: needs a CUDA GPU and a job of one process (" in said
 
 
-@pytest.mark.full
 def test_two_learning_rates(fresh):
     """And other settings of the optimizer still do something."""
     lines = blocks("An optimizer, a schedule, two learning rates")[0]
@@ -109,7 +109,6 @@ def test_two_learning_rates(fresh):
         assert other["test_loss"] != plain["test_loss"], flags
 
 
-@pytest.mark.full
 def test_a_scheduler_of_torch(fresh):
     block = blocks("An optimizer, a schedule, two learning rates")[1]
     made, resumed, read, step = (line for line in block.splitlines() if line.strip())
@@ -132,7 +131,6 @@ def test_a_scheduler_of_torch(fresh):
     assert "job.check_schedule" in said
 
 
-@pytest.mark.full
 def test_all_images_of_a_patient_in_one_part(fresh):
     """And data sets that name no patients work as before."""
     (block,) = blocks("All images of a patient in one part")
@@ -158,7 +156,6 @@ def plain(of_example, tmp_path):
     return of_example("plain").copy(tmp_path / "plain")
 
 
-@pytest.mark.full
 def test_what_plain_leaves_out(plain):
     """Each flag does something, and without one a job is what it was."""
     short = ("--epochs", "2", "--batch-size", "128")
@@ -209,8 +206,8 @@ def killed_twice(project: Project, *flags: str) -> str:
     return job
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("chosen", some(["growing", "mixed"], "mixed"))
+@pytest.mark.alike
+@pytest.mark.parametrize("chosen", ["growing", "mixed"])
 def test_batches_that_change(fresh, chosen):
     functions, line = blocks("Batches that change during training")
     fresh.edit("data.py", "\ndef read(", f"\n{functions}\n\ndef read(")
@@ -242,7 +239,7 @@ def insert(project: Project, file: str, before: str, text: str) -> None:
     project.edit(file, before, f"{text}{before}")
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_a_state_that_is_carried_on(language):
     network, chosen, load, above, forward, train, evaluate = blocks(
         "State that is carried from batch to batch"
@@ -288,7 +285,7 @@ def test_a_state_that_is_carried_on(language):
     assert done.returncode == 1 and "carried changes while training" in done.stdout
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_metrics_of_all_outputs(fresh):
     """Also of one process in two, and of the training steps of an interval."""
     pytest.importorskip("torchmetrics")
@@ -367,7 +364,6 @@ def encode(line: str) -> str:
 '''
 
 
-@pytest.mark.full
 def test_others_pass_a_projects_own_checks(fresh):
     """Those that no other test here puts into a project."""
     parts = [blocks(heading)[0] for heading in ("Examples of different lengths", "Streams")]

@@ -12,7 +12,7 @@ from itertools import product
 from types import SimpleNamespace
 
 import pytest
-from faults import Project, some, succeeded
+from faults import Project, succeeded
 
 SETTINGS = """
 from dataclasses import dataclass
@@ -282,7 +282,8 @@ class Smoothing(Layer):
 edited function may not name."""
 
 
-@pytest.mark.parametrize("way", some(PARTLY, "a condition"))
+@pytest.mark.alike
+@pytest.mark.parametrize("way", PARTLY)
 def test_what_counts_with_some_settings_only_is_replayed_with_each(light, tmp_path, way):
     project, jobs = light[0].copy(tmp_path / "project"), light[1]
     body, edits = PARTLY[way]

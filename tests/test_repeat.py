@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import LIKE_OTHERS, Project, ended, job_of, one_line, silent, succeeded, wait_until
+from faults import Project, ended, job_of, one_line, silent, some, succeeded, wait_until
 
 FLAG = ("--deterministic",)
 SHORT = ("--epochs", "1", "--batch-size", "256", "--quiet")
@@ -69,6 +69,7 @@ def jobs(made, tmp_path):
     return Jobs(made.project.clone(tmp_path / "project"), tmp_path / "temporary", *made.ids)
 
 
+@pytest.mark.alike  # test_containers.py repeats one, and removes its image
 def test_a_job_whose_image_is_missing(jobs):
     """tests/test_containers.py repeats one whose image is there."""
     image = f"localhost/none@sha256:{'0' * 64}"
@@ -102,6 +103,7 @@ def installed(folder: Path, version: str, factor: float) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
+@pytest.mark.alike
 def test_a_package_of_another_version_is_named(jobs, tmp_path):
     jobs.project.edit("models.py", "import torch\n", "import scaling\nimport torch\n")
     layers = "logits: Tensor = self.layers(images)"
@@ -115,6 +117,7 @@ def test_a_package_of_another_version_is_named(jobs, tmp_path):
     assert found["said"].startswith(f"train_loss at step {step} was {value} and is now ")
 
 
+@pytest.mark.full
 def test_every_job_of_a_figure_gives_the_same_bits_although_the_code_has_changed(made):
     listed = made.project.do("python", "jobs.py", "list").stdout
     assert all(f"{each}  stale " in listed for each in made.ids)
@@ -162,6 +165,7 @@ def test_jobs_that_cannot_be_repeated(jobs):
     assert line in figure.stdout.splitlines()
 
 
+@pytest.mark.alike
 def test_an_interrupted_repeat_leaves_nothing_behind(made):
     words = (sys.executable, "jobs.py", "repeat", *made.ids)
     before = made.state()
@@ -285,6 +289,7 @@ def audited(make, tmp_path_factory):
     return Audited(root, *(found.project.finish(*LONGER, "--seed", seed) for seed in "01"))
 
 
+@pytest.mark.alike
 def test_an_audit_draws_jobs_and_notes_that_they_are_the_same(audited):
     first, second = audited.ids
     (same,) = audited.audit(first)
@@ -300,13 +305,11 @@ def test_an_audit_draws_jobs_and_notes_that_they_are_the_same(audited):
 BY_CHANCE = ("time", "order", "unseeded", "race")
 """Causes by which no two runs are the same."""
 
-MORE = [
-    pytest.param(cause, marks=LIKE_OTHERS)
-    for cause in ("package", "threads", "file", "variable", "processor", *BY_CHANCE[1:])
-]
+CAUSES = ("patch", "hidden", "package", "threads", "file", "variable", "processor", *BY_CHANCE)
 
 
-@pytest.mark.parametrize("cause", ["patch", "hidden", "time", *MORE])
+@pytest.mark.full
+@pytest.mark.parametrize("cause", some(CAUSES, "hidden"))
 def test_an_audit_finds_what_evidence_does_not_see(audited, cause, tmp_path):
     job, env, conditions = audited.ids[0], dict[str, str](), list[str]()
     if cause in (*BY_CHANCE, "threads", "hidden"):
@@ -344,6 +347,7 @@ QUIET = {
 }
 
 
+@pytest.mark.alike
 def test_an_audit_says_nothing_of_jobs_that_are_the_same(fresh, pytestconfig):
     chance, count = random.Random(36), pytestconfig.getoption("quiet_jobs")
     for seed in range(count):
@@ -353,6 +357,7 @@ def test_an_audit_says_nothing_of_jobs_that_are_the_same(fresh, pytestconfig):
     assert done.stdout.endswith(f"{count} jobs: {count} same, 0 different, 0 not repeated\n")
 
 
+@pytest.mark.full
 def test_jobs_that_are_not_audited(audited, tmp_path):
     project = audited.project.clone(tmp_path / "project")
     project.edit("models.py", "nn.ReLU()", "nn.Tanh()")

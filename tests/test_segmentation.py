@@ -16,6 +16,7 @@ SHORT = ("--epochs", "1", "--image-size", "32", "--batch-size", "64", "--val-fra
 # What is measured
 
 
+@pytest.mark.full
 def test_metrics_are_those_of_the_pixels_that_have_a_class(project):
     """All test images are in one batch, so all are kept and everything can be computed again."""
     job = project.finish("--epochs", "3", "--batch-size", "200")

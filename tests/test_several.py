@@ -18,7 +18,7 @@ ALIKE = (*SHORT, "--accumulate", "3", "--clip-norm", "1", "--ema", "0.9")
 
 DRAWING = (
     *("--model", "convnet", "--augment", "crop-flip", "--accumulate", "2", "--ema", "0.9"),
-    *("--epochs", "12", "--schedule", "constant", "--log-every", "7"),
+    *("--epochs", "6", "--schedule", "constant", "--log-every", "7"),
     *("--checkpoint-minutes", "0.0001"),
 )
 """A job with batch norm and random numbers, which makes a checkpoint after each step."""
@@ -55,7 +55,8 @@ def one(exact):
     return exact, job_of(done)
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.alike  # test_nodes.py does so on two machines
+@pytest.mark.parametrize("count", [2, 4])
 def test_the_losses_are_those_of_one_process(one, count, tmp_path):
     alone, job = one
     several, temporary = alone.copy(tmp_path / "several"), tmp_path / "above" / "temporary"
@@ -119,7 +120,7 @@ def process_of(torchrun: int, number: int) -> int:
     raise AssertionError(number)
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_what_goes_wrong_is_said_once(fresh):
     done = ended(together(fresh, 2, "--epochs", "many"))
     assert said(done) == ["run.py: --epochs many: must be a whole number"]
@@ -142,6 +143,7 @@ def test_what_goes_wrong_is_said_once(fresh):
     assert "several processes need job.parts(batch)" in line
 
 
+@pytest.mark.full
 def test_too_many_or_too_few_processes_are_refused_before_anything_is_made(fresh):
     wrong = "--batch-size 1: must be at least the number of processes, 2"
     alone = "--shard: needs several processes: "
@@ -173,7 +175,7 @@ def test_processes_that_cannot_meet_say_so_in_one_line(project):
     assert "MASTER_PORT" in line
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_without_a_checkpoint_it_needs_as_many_processes_as_before(fresh):
     done = killed(together(fresh, 2, "--epochs", "400", "--log-every", "1"), 0, signal.SIGKILL)
     assert done.returncode == 1
@@ -185,7 +187,7 @@ def test_without_a_checkpoint_it_needs_as_many_processes_as_before(fresh):
     )
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_a_process_that_waits_for_nothing_ends_too(fresh):
     fresh.edit("run.py", "    model.eval()", "    __import__('time').sleep(600)\n    model.eval()")
     started = together(fresh, 2, *SHORT)

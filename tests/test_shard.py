@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from faults import Project, ended, job_of, one_line, succeeded
+from faults import Project, ended, job_of, one_line, some, succeeded
 from sweeps import write_grid
 from test_damaged_checkpoints import spoil
 from test_several import differences, in_64_bits, said, together
@@ -59,6 +59,7 @@ def one(exact, tmp_path_factory):
     return alone, job_of(done)
 
 
+@pytest.mark.full
 def test_the_losses_are_those_of_one_process_and_each_holds_its_part(one, tmp_path):
     alone, job = one
     divided = alone.copy(tmp_path / "divided")
@@ -87,7 +88,7 @@ def assert_same_weights(alone: Project, divided: Project, job: str) -> None:
         assert torch.allclose(found[name], weight, rtol=0, atol=1e-5)
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_a_checkpoint_of_four_is_continued_by_two_and_by_one(one, tmp_path):
     alone, job = one
     divided = alone.copy(tmp_path / "divided")
@@ -114,7 +115,7 @@ def test_a_checkpoint_of_four_is_continued_by_two_and_by_one(one, tmp_path):
     assert_same_weights(alone, divided, job)
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_a_longer_job_continues_a_divided_one(one, tmp_path):
     alone, job = one
     divided = alone.copy(tmp_path / "divided")
@@ -133,24 +134,24 @@ def test_without_torchrun_it_is_refused(exact):
     assert line.startswith("run.py: --shard: needs several processes: torchrun")
 
 
+REFUSED = {
+    "--compile on": "--shard: not with --compile on",
+    "--optimizer muon": "--shard: Muon needs whole matrices",
+    "--precision fp16": "--shard: not with --precision fp16",
+    "--batch-size 358": "last batch has 1 examples, fewer than the 2 processes",
+}
+
+
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        (("--compile", "on"), "--shard: not with --compile on"),
-        (("--optimizer", "muon"), "--shard: Muon needs whole matrices"),
-        (("--precision", "fp16"), "--shard: not with --precision fp16"),
-        (("--batch-size", "358"), "last batch has 1 examples, fewer than the 2 processes"),
-    ],
-)
-def test_what_does_not_work_is_refused(exact, flags, why):
-    done = ended(together(exact, 2, "--steps", "2", "--shard", *flags))
+@pytest.mark.parametrize("flags", some(REFUSED, "--compile on"))
+def test_what_does_not_work_is_refused(exact, flags):
+    done = ended(together(exact, 2, "--steps", "2", "--shard", *flags.split()))
     (line,) = said(done)
-    assert why in line
+    assert REFUSED[flags] in line
     assert "exitcode  : 2" in done.stdout + done.stderr
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_a_network_with_convolutions_is_divided(exact, tmp_path):
     """Whose weights are in the layout channels last, and whose blocks compute again."""
     project = exact.copy(tmp_path / "convolutions")
@@ -158,7 +159,7 @@ def test_a_network_with_convolutions_is_divided(exact, tmp_path):
     succeeded(ended(together(project, 2, "--shard", *flags)))
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_a_network_that_cannot_be_divided_is_refused(exact, tmp_path):
     project = exact.copy(tmp_path / "scalar")
     project.edit(

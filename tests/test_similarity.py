@@ -196,6 +196,7 @@ np.savez("arrays.npz", **found)
 """
 
 
+@pytest.mark.full
 def test_a_job_s_values_are_those_of_its_layers_and_are_drawn(project):
     """Computed again, layer by layer, on all 359 test images, in NumPy."""
     first, second = jobs_of(project)
@@ -244,7 +245,7 @@ def test_what_is_wrong_is_said_in_one_line(project, flags, said):
 # Networks of torchvision
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_published_weights_are_compared_to_their_last_layer(project, tmp_path):
     """In the true format, read from torch's cache."""
     env = {"TORCH_HOME": str(tmp_path / "torch")}

@@ -106,6 +106,7 @@ def disturbed(there: Project, cluster: Cluster) -> list[str]:
     return jobs
 
 
+@pytest.mark.alike
 def test_halving_rung_by_rung(project: Project, cluster: Cluster, tmp_path: Path) -> None:
     """Each command submits who trains on; in the end all is as after one `bash run.sh`."""
     here = project.copy(tmp_path / "here")
@@ -128,6 +129,7 @@ def test_halving_rung_by_rung(project: Project, cluster: Cluster, tmp_path: Path
     assert_as_undisturbed(there, best, here, best)
 
 
+@pytest.mark.alike
 def test_more_jobs_than_an_array_holds(lab, cluster):
     """They run one at a time, if so asked, and the code that was there when they were handed over,
     which is then cleared away."""
@@ -190,6 +192,7 @@ def test_how_jobs_end(lab: Lab, cluster: Cluster) -> None:
     assert_one_at_a_time(lab.intervals())
 
 
+@pytest.mark.alike
 def test_a_job_with_two_gpus(fresh, cluster):
     """It is preempted once, and comes back with its two processes."""
     write_grid(fresh.root, "--device cpu --epochs 200 --eval-every 20e")
@@ -212,6 +215,7 @@ def test_a_job_with_two_gpus(fresh, cluster):
     assert '"processes": "2"' in (fresh.folder(job) / "metrics.jsonl").read_text()
 
 
+@pytest.mark.alike
 def test_what_sbatch_refuses(lab, cluster):
     lab.write_grid(*map(light(), range(6)))
     said = one_line(lab.sweep("--slurm", "--", "--partition=nowhere"), 2)
@@ -223,6 +227,7 @@ def test_what_sbatch_refuses(lab, cluster):
     assert cluster.states() == []
 
 
+@pytest.mark.alike
 def test_what_sbatch_refuses_in_part(lab, cluster):
     """It takes the first array and no more; then the rest is handed over by the same command."""
     lab.write_grid(*map(light(), range(6)))
@@ -243,6 +248,7 @@ def test_what_sbatch_refuses_in_part(lab, cluster):
 HYADES = '[hyades]\nsystem = "slurm"\n'
 
 
+@pytest.mark.alike
 def test_the_check_of_a_cluster(lab: Lab, cluster: Cluster) -> None:
     """All works but the driver and the GPUs, which torch cannot use; then data is missing there."""
     toml = lab.project.root / "cluster.toml"
@@ -292,6 +298,7 @@ def test_set_up_and_data_on_the_nodes_disk(lab: Lab, cluster: Cluster) -> None:
     assert f"{lab.machine}/gpus [" in second
 
 
+@pytest.mark.alike
 def test_a_cluster_without_gres(project: Project, tmp_path: Path) -> None:
     """Jobs ask for no GPUs, and take free ones of the machine's."""
     with slurm(gpus=0, largest_array=ARRAY) as cluster:

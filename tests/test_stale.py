@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults import LIKE_OTHERS, Project, job_of, one_line, succeeded
+from faults import Project, job_of, one_line, some, succeeded
 from labjobs import locks
 from sweeps import write_grid
 
@@ -66,7 +66,7 @@ def test_one_that_was_interrupted_is_continued_by_other_code_only_on_request(fre
     assert "it was continued with changed code" in one_line(fresh.run(*LONG), 5)
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_one_that_failed_starts_over_and_its_curve_is_of_the_new_code_alone(project):
     project.edit("run.py", "    model.eval()\n", '    raise ValueError("a mistake")\n')
     flags = ("--epochs", "3", "--quiet", "--lr", "0.5", "--log-every", "1")
@@ -81,6 +81,7 @@ def test_one_that_failed_starts_over_and_its_curve_is_of_the_new_code_alone(proj
     assert project.journalled(job) == clean.journalled(job) == project.stored(job)
 
 
+@pytest.mark.full
 def test_a_sweep_names_stale_jobs_and_runs_them_again_on_request(project):
     write_grid(project.root, "--epochs 1 --model mlp", "--epochs 1 --model convnet")
     project.edit("models.py", "256", "128")
@@ -96,6 +97,7 @@ def test_a_sweep_names_stale_jobs_and_runs_them_again_on_request(project):
     assert "2 of 2 jobs finished, 0 of them now" in project.do("bash", "run.sh").stdout
 
 
+@pytest.mark.full
 def test_figures_of_seeds_from_different_code_are_refused_or_say_so(project):
     project.edit("models.py", "256", "128")
     assert project.run(*SHORT, "--seed", "1").returncode == 0
@@ -109,7 +111,7 @@ def test_figures_of_seeds_from_different_code_are_refused_or_say_so(project):
     assert "1 of the 3 jobs is from different code or data." in caption
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_a_trial_that_diverged_with_other_code_does_not_stand_in_the_way(fresh):
     """With this code it may not diverge."""
     assert fresh.run("--epochs", "1", "--optimizer", "sgd", "--lr", "1e30").returncode == 1
@@ -149,6 +151,7 @@ def test_what_is_accepted_counts_as_a_whole_and_what_else_changes_is_named(proje
     assert "(models.MLP changed)" in one_line(project.run(*SHORT), 5)
 
 
+@pytest.mark.alike  # test_refactors.py replays light jobs
 def test_jobs_are_replayed_for_each_value_that_a_change_reads_and_with_their_test_results(project):
     accept = ("python", "jobs.py", "accept", "--verify", "--because", "it is the same")
     assert project.run(*SHORT, "--label-smoothing", "0.3").returncode == 0
@@ -279,8 +282,6 @@ SITUATIONS = {
     "other code": (with_other_code, CHANGED),
     "no list of its data": (remove("runs/.data"), UNKNOWN),
     "of another user": (of_another_user, UNKNOWN),
-}
-ALIKE = {
     "nothing": (remove("nothing"), FITS),
     "accepted": (accepted, FITS),
     "other data": (with_other_data, CHANGED),
@@ -289,19 +290,19 @@ ALIKE = {
     "no data": (remove("data"), UNKNOWN),
     "data not mounted": (remove("data/*"), UNKNOWN),
 }
-EACH = [pytest.param(*each, id=name) for name, each in SITUATIONS.items()]
-MORE = [pytest.param(*each, id=name, marks=LIKE_OTHERS) for name, each in ALIKE.items()]
 
 
-@pytest.mark.parametrize(("situation", "answer"), EACH + MORE)
-def test_all_commands_give_the_same_of_three_answers(reading, tmp_path, situation, answer):
-    made, job = reading
+@pytest.mark.full
+@pytest.mark.parametrize("situation", some(SITUATIONS, "other code", "of another user"))
+def test_all_commands_give_the_same_of_three_answers(reading, tmp_path, situation):
+    (made, job), (act, answer) = reading, SITUATIONS[situation]
     project = made.clone(tmp_path / "project")
-    situation(project)
+    act(project)
     found = answers(project, job)
     assert found == dict.fromkeys(found, answer)
 
 
+@pytest.mark.full
 def test_a_job_that_is_run_again_knows_its_data_without_its_outcome(reading, tmp_path):
     """It would otherwise be continued with other data, as one curve."""
     made, job = reading

@@ -177,6 +177,7 @@ def loss_of(logits: Array, labels: NDArray[np.int64]) -> float:
     return float(-chances[np.arange(len(labels)), labels].mean())
 
 
+@pytest.mark.alike
 def test_results_are_those_of_the_halves_and_the_map(made):
     """Computed again in NumPy, from the layers' features."""
     (fitted,) = jobs_of(made, "stitch")
@@ -204,7 +205,7 @@ def test_results_are_those_of_the_halves_and_the_map(made):
     assert curves["val_loss"][0][1] == pytest.approx(wanted, rel=1e-3)
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_an_optimizer_that_is_left_out_is_found(copy):
     copy.edit("stitch.py", "optimizer=optimizer, ", "")
     done = stitch(copy, "--check")

@@ -182,6 +182,7 @@ def test_away_while_a_job_trains(train, server, database, outage, outage_of):
     trial.away(getattr(it, go), getattr(it, come), outage)
 
 
+@pytest.mark.alike
 def test_server_killed_for_good_and_the_rest_sent_later(train, server, database):
     """Two jobs at once; the courier of one of them is killed too, so that its rest stays behind."""
     left, outlived = (train(server.uri, database.uri, SHORT, "--seed", seed) for seed in "01")
@@ -204,6 +205,7 @@ def test_server_killed_for_good_and_the_rest_sent_later(train, server, database)
     assert "already finished" in silent(left.project.run(*left.flags)).stdout
 
 
+@pytest.mark.alike
 def test_database_away_from_the_start(train, database):
     database.stop()
     trial = train(database.uri, database.uri, FOREVER)
@@ -213,6 +215,7 @@ def test_database_away_from_the_start(train, database):
     trial.stop()
 
 
+@pytest.mark.alike
 def test_sqlite_locked(train, tmp_path, outage):
     address = f"sqlite:///{tmp_path}/store.db"
     trial = train(address, address, FOREVER)
@@ -235,6 +238,8 @@ def test_a_server_that_asks_for_a_password(train, server, database, answer):
     given = ANSWERS[answer]
     with guarded(server, "ada", PASSWORD) as address:
         trial = train(address, database.uri, 3, "--note", answer, **given)
+        wait_until(lambda: courier_of(trial.process) is not None)
+        courier = courier_of(trial.process)
         done = ended(trial.process)
         trial.folder = trial.project.folder(job_of(done))
         if answer in ("right", "token"):
@@ -243,6 +248,7 @@ def test_a_server_that_asks_for_a_password(train, server, database, answer):
             (line,) = done.stderr.splitlines()
             assert done.returncode == 3 and "401" in line and "python jobs.py sync" in line
             assert not any(secret in line for secret in given.values())
+            kill(courier)  # or it would try for two more minutes
             sent = silent(trial.project.do("python", "jobs.py", "sync", **RIGHT))
             assert sent.stdout.endswith("1 of 1 jobs sent\n")
         trial.wait_until_all_is_there("FINISHED")

@@ -59,6 +59,7 @@ def test_jobs_that_train(project):
     assert again.stderr.startswith(f"job {job} diverged before: train_loss was not finite")
 
 
+@pytest.mark.alike
 def test_a_setting_without_effect_is_named(project, fresh):
     dummy = '    dummy: float = 0.0\n    """Nothing."""\n\n'
     fresh.edit("settings.py", "    seed: int", f"{dummy}    seed: int")
@@ -71,6 +72,7 @@ def test_a_setting_without_effect_is_named(project, fresh):
     assert succeeded(fresh.do("bash", "run.sh")).stdout == first.replace(", 4", ", 0") + "\n"
 
 
+@pytest.mark.full
 def test_of_a_job_that_is_killed_in_a_sweep_the_store_knows(project):
     """Its courier is no child of the job; the next sweep continues the job, in the same run."""
     write_grid(project.root, "--epochs 4000 --seed 8 --device cpu --checkpoint-minutes 0.001")
@@ -281,6 +283,7 @@ def test_each_flag_of_a_search_has_a_sequence_of_its_own(lab):
     assert len({*listed(lab)[:-1]}) == 6
 
 
+@pytest.mark.alike
 def test_a_draw_is_recorded_with_its_job_and_stays(project):
     rate = "log 1e-3 1e-2"
     search = f"search 2 seed=3 --lr '{rate}' -- --steps 8 --batch-size 256 --device cpu"
@@ -316,6 +319,7 @@ def test_a_wrong_search_is_refused_before_anything_starts(lab, words, said):
     assert wrong.stderr.startswith(f"run.sh: {said}")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("at_once", some([1, 4], 4))
 def test_a_search_ends_after_draws_that_do_not_improve(lab, at_once):
     """In the order of the draws, however many run at once and whichever ends first; a result that
@@ -434,6 +438,7 @@ def test_silence_is_told_again_only_if_it_lasts_much_longer(tmp_path, monkeypatc
     assert told == [1200, 13_000]
 
 
+@pytest.mark.full
 def test_two_batch_systems(lab: Lab) -> None:
     """None waits for a job of the other, or is forgotten where the other cannot be asked. One that
     does not answer is given no jobs, which it may have."""
@@ -478,6 +483,7 @@ def test_what_is_wrong_in_cluster_toml(lab: Lab) -> None:
     assert not (lab.machine / "submitted").exists()
 
 
+@pytest.mark.full
 def test_an_image_that_is_not_on_the_node(lab: Lab) -> None:
     """The job does not start; tests/test_containers.py has images that are there."""
     pretend_slurm(lab)
@@ -494,6 +500,7 @@ def test_an_image_that_is_not_on_the_node(lab: Lab) -> None:
     assert lab.intervals() == []
 
 
+@pytest.mark.full
 def test_a_cluster_is_asked_for_what_cluster_toml_says(lab: Lab, tmp_path: Path) -> None:
     """A person's own file adds to the project's, and replaces it."""
     pretend_slurm(lab)
@@ -560,11 +567,12 @@ def test_slurm_gives_what_is_not_here(lab, project, tmp_path):
     pretend_slurm(lab)
     whole = project.copy(tmp_path / "whole")
     write_grid(whole.root, "--precision fp16 --model convnet", "--device cuda:3")
-    whole.env = lab.env
+    whole.env = lab.env | {"PYTHONPATH": ""}  # these jobs need torch
     done = silent(whole.do("bash", "run.sh", "--slurm"))
     assert "2 jobs submitted to Slurm as " in done.stdout
 
 
+@pytest.mark.full
 def test_jobs_that_slurm_is_not_given_are_named(lab):
     """Those that are stale, as a sweep on this machine does."""
     pretend_slurm(lab)

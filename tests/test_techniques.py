@@ -1,7 +1,7 @@
 """Training with the techniques that are options of the template, by their commands."""
 
 import pytest
-from faults import one_line, same
+from faults import one_line, same, some
 
 SHORT = ("--steps", "12", "--eval-every", "4", "--log-every", "1", "--quiet")
 
@@ -23,9 +23,7 @@ TOGETHER = {
 """Options that are tried together."""
 
 
-@pytest.mark.parametrize(
-    "name", ["muon", "averaged", pytest.param("recomputed", marks=pytest.mark.full), "frozen"]
-)
+@pytest.mark.parametrize("name", some(TOGETHER, "averaged", later=["muon"]))
 def test_interrupted_and_continued_it_is_the_same(project, name, tmp_path_factory):
     other = project.copy(tmp_path_factory.mktemp("other") / "project")
     flags = TOGETHER[name]

@@ -251,6 +251,7 @@ def test_killed_again_and_again(tracked, pytestconfig):
     assert_ends_copied(tracked)
 
 
+@pytest.mark.alike
 def test_an_image_that_is_logged_again_after_a_kill_is_copied_once_and_with_its_step(tracked):
     """No point is logged at its step, and none is in a checkpoint."""
     flags = ("--epochs", "12", "--log-every", "50", "--checkpoint-minutes", "60", "--quiet")
@@ -303,6 +304,7 @@ copies.write(attempt, "FINISHED")
 within the time that the first one took."""
 
 
+@pytest.mark.alike
 def test_a_copy_that_is_killed_at_any_instant_is_completed(tracked, pytestconfig):
     attempt = tracked.folder(job_of(succeeded(tracked.run(*SHORT, TRACKERS=""))))
     tracked.printed(KILLED_COPIES, str(attempt), str(pytestconfig.getoption("kills")))
@@ -395,6 +397,7 @@ class Service:
         return {}
 
 
+@pytest.mark.alike
 def test_what_wandb_uploads_between_and_after_the_parts_of_a_job(tracked):
     """`wandb sync` adds to a run, so what it has uploaded must not be offered again."""
     service = Service()
@@ -416,6 +419,7 @@ def test_what_wandb_uploads_between_and_after_the_parts_of_a_job(tracked):
     assert without_costs(points) == journalled(tracked.folder(job))
 
 
+@pytest.mark.alike
 def test_sync_copies_what_ran_before_and_what_force_has_replaced_is_gone(tracked):
     """In W&B, what was replaced stays a run of its own: it may have been uploaded."""
     job = finished(tracked, *SHORT)
@@ -427,6 +431,7 @@ def test_sync_copies_what_ran_before_and_what_force_has_replaced_is_gone(tracked
     assert_copied(tracked, tracked.folder(job))
 
 
+@pytest.mark.alike
 def test_a_tracker_that_fails_keeps_nothing_else_from_being_stored(tracked):
     (tracked.root / "tensorboard").touch()
     done = tracked.run(*SHORT)

@@ -66,6 +66,7 @@ def crowded(jobs):
     return fig, ""
 
 
+@pytest.mark.full
 def test_every_format_has_the_same_bytes_again_and_says_where_it_comes_from(draw, tmp_path):
     flags = ("--format", "pdf,png,svg,tiff")
     figures_drawn = {"one": plain}

@@ -90,6 +90,7 @@ def gradients_of_parts(sizes: Sequence[int], steps: int):
     return {name: np.array(values) for name, values in logged.items()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sizes", [(3, 5, 16)])
 def test_the_noise_scale_of_a_linear_model_is_estimated_without_bias(sizes):
     squared = D * 0.3**2  # of w - w*, which is the expectation of the gradient

@@ -63,6 +63,7 @@ def test_a_difference_of_pairs_drops_what_seeds_share():
     assert np.mean(high - low) < 0.1  # unpaired it would be about 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seeds", some([3, 10], 3))
 def test_more_seeds_of_the_same_folds_do_not_narrow_an_interval(seeds):
     drawn = np.random.default_rng(seeds)
