@@ -2,8 +2,8 @@
 # Sets up .venv and runs the tests.
 #
 #   bash test.sh            in minutes; needs no root, no servers and no particular Linux
-#   bash test.sh --all      everything, at full counts: real servers, clusters, disks, users
-#   bash test.sh --rest     what --all adds to the first, at small counts, one test of several alike
+#   bash test.sh --rest     what .ci/run adds, at small counts: real servers, clusters, disks, users
+#   bash test.sh --all      everything, at full counts: in hours
 #   bash test.sh --gpu      what needs a GPU
 #
 # Further arguments go to pytest: bash test.sh -k resume
@@ -13,7 +13,7 @@ cd "$(dirname "$0")"
 
 counts=(
   --kills 50 --outage-seconds 30 --fresh-stores 20 --figures 400 --slurm-jobs 20
-  --schedules 20 --refactors 500 --store-changes 1000 --quiet-jobs 100 --pairs 30 --host-jobs 40
+  --schedules 20 --refactors 500 --store-changes 1000 --quiet-jobs 100 --pairs 30 --host-jobs 40 --demo-epochs 0
 )
 case ${1-} in
   --all) chosen=(-m "not gpu" "${counts[@]}") trackers=yes && shift ;;

@@ -26,7 +26,7 @@ from pages import machine, page  # noqa: E402
 
 ENGINE = REPOSITORY / "{{cookiecutter.project_slug}}" / "labjobs"
 
-FIRST_STAGE = ["-m", "not (full or root or gpu)", "-n", "2", "--dist", "loadfile"]
+FIRST_STAGE = ["-m", "not (full or alike or root or gpu)", "-n", "2", "--dist", "loadfile"]
 FIRST_STAGE += ["--no-loadscope-reorder"]
 """What test.sh gives to pytest."""
 

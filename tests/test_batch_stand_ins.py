@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 from batch_stand_ins import stand_in
-from faults import Project, assert_as_undisturbed, silent, some, wait_until
+from faults import Project, assert_as_undisturbed, silent, wait_until
 from slurms import HELD, listed
 from sweeps import write_grid
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.alike  # tests/test_gridengine.py has a real system
 
 JOB = "--device cpu --epochs 4 --batch-size 256 --checkpoint-minutes 1 --seed"
 
 
-@pytest.mark.parametrize("title", some(["PBS", "LSF"], "LSF"))
+@pytest.mark.parametrize("title", ["PBS", "LSF"])
 def test_pieces(project: Project, tmp_path: Path, title: str) -> None:
     """A job is warned of its time limit, and the next task continues it. PBS puts none back: there
     a comparable job tells how many tasks a job gets."""

@@ -2,13 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from statistics import mean
 
 import pytest
 from faults import Project, silent, succeeded
-from repository import REPOSITORY
+from repository import PROJECT, REPOSITORY
 
 pytestmark = pytest.mark.full
 
@@ -16,8 +17,11 @@ KEPT = ("SSL_CERT_FILE", "SSL_CERT_DIR")  # where the network has its own certif
 
 
 @pytest.fixture(scope="module")
-def demo(template, tmp_path_factory):
-    """The demo's folder, what it printed, and the environment it ran in."""
+def demo(template, tmp_path_factory, pytestconfig):
+    """The demo's project, and what it printed."""
+    copy = shutil.copytree(template, tmp_path_factory.mktemp("copy") / "template", symlinks=True)
+    if epochs := pytestconfig.getoption("--demo-epochs"):
+        Project(copy / PROJECT.name).edit("run.sh", "job --model", f"job --epochs {epochs} --model")
     folder, home = tmp_path_factory.mktemp("demo"), tmp_path_factory.mktemp("home")
     env = {name: os.environ[name] for name in KEPT if name in os.environ}
     cache = subprocess.check_output(["uv", "cache", "dir"], text=True).strip()
@@ -28,21 +32,34 @@ def demo(template, tmp_path_factory):
         "OMP_NUM_THREADS": "1",  # other tests run beside it
         "PATH": f"{sys.base_prefix}/bin:/usr/bin:/bin",
     }
-    how = {"cwd": template, "env": project.env, "capture_output": True, "text": True}
+    how = {"cwd": copy, "env": project.env, "capture_output": True, "text": True}
     done = succeeded(subprocess.run(["bash", "demo.sh", str(folder)], **how))
     return project, done.stdout
 
 
-def test_twelve_jobs_are_finished_and_good(demo):
-    project, _ = demo
+def accuracies(project):
+    """The test accuracies of its jobs, which are finished, by model and learning rate."""
     accuracy = {}
     for file in project.root.glob("runs/*/*/settings.json"):
         job, settings = file.parent.parent.name, json.loads(file.read_text())["settings"]
         found = accuracy.setdefault((settings["model"], settings["lr"]), [])
         found.append(project.tested(job)["accuracy"])
         assert project.runs(job)[0][1] == "FINISHED"
+    return accuracy
+
+
+def test_twelve_jobs_are_finished(demo):
+    accuracy = accuracies(demo[0])
     models = sorted((model, len(found)) for (model, _), found in accuracy.items())
     assert models == [("convnet", 3), ("convnet", 3), ("mlp", 3), ("mlp", 3)]
+
+
+@pytest.mark.alike
+def test_they_are_good(demo, pytestconfig):
+    """If they train as long as the demo's do."""
+    if pytestconfig.getoption("--demo-epochs"):
+        pytest.skip("its jobs are shorter here")
+    accuracy = accuracies(demo[0])
     assert max(mean(found) for (model, _), found in accuracy.items() if model == "convnet") >= 0.985
 
 

@@ -61,7 +61,7 @@ def printed(done: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_a_learning_rate_is_found_once(changed):
     job = ("--", "--optimizer", "rmsprop", "--model", "mlp", "--epochs", "3")
     done = do(changed, *LR, *job)
@@ -99,7 +99,7 @@ def test_wrong_words_are_refused_before_anything_starts(changed):
     assert {*(changed.root / "runs").glob("*")} == before
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_a_batch_that_does_not_fit_ends_the_search(changed):
     words = ("find", "batch-size", "--smallest", "32", "--json", "--", "--note", "small")
     words += ("--epochs", "7")
