@@ -251,6 +251,7 @@ HYADES = '[hyades]\nsystem = "slurm"\n'
 @pytest.mark.alike
 def test_the_check_of_a_cluster(lab: Lab, cluster: Cluster) -> None:
     """All works but the driver and the GPUs, which torch cannot use; then data is missing there."""
+    del lab.env["PYTHONPATH"]  # the check imports torch
     toml = lab.project.root / "cluster.toml"
     toml.write_text(HYADES)
     (lab.project.root / "data" / "photos").mkdir(parents=True)
