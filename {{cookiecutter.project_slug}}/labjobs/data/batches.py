@@ -42,11 +42,6 @@ from labjobs.machine import cores
 
 RESIDENT_FRACTION = 0.25  # of the device's free memory, that `auto` lets a dataset take at most
 MOST_WORKERS = 8  # more reading processes than this usually slow each other down at the disk
-ACROSS_STEPS = (
-    "batches are read from step to step outside of job.steps(…), and a job that is continued would "
-    "begin with the first again; draw examples as `python jobs.py docs recipes` says"
-)
-
 GATHERED = 2**22  # bytes of batches that are picked at once, which costs less than separately
 
 
@@ -81,7 +76,9 @@ class Batches:
         with self.watch():
             for batch in self.epoch(0, 0):
                 if self.step() != step and thread is threading.main_thread():
-                    raise JobError(ACROSS_STEPS)
+                    line = "batches are read from step to step outside of job.steps(…)"
+                    cure = "draw examples as `python jobs.py docs recipes` says"
+                    raise JobError(f"{line}, and their place is not restored; {cure}")
                 self.check()
                 yield batch
 

@@ -301,8 +301,10 @@ def delivered(folder: Path) -> bool:
 
 def lacks_copies(folder: Path) -> bool:
     """Whether wanted copies of an attempt that was stored from here have not been made."""
+    if not (wanted := copies.wanted()):
+        return False  # without a look at the disk
     noted = read_record(folder / layout.SENT)
-    return bool(noted) and not copies.wanted().items() <= noted.get("copies", {}).items()
+    return bool(noted) and not wanted.items() <= noted.get("copies", {}).items()
 
 
 # `python jobs.py sync`: send the results of jobs on this disk that are missing there.
