@@ -6,6 +6,8 @@ import pytest
 from faults import Project, one_line, succeeded
 from sweeps import write_lines
 
+pytestmark = pytest.mark.full
+
 SHORT = "--schedule constant --batch-size 512 --eval-every 3 --log-every 1 --ema 0.9 --steps 6"
 LONG = SHORT.replace("--steps 6", "--steps 12")
 BEGUN = "--schedule cosine --batch-size 512 --steps 3 --eval-every 3 --seed 1"
@@ -34,7 +36,6 @@ def jobs(project: Project) -> dict[str, str]:
     return found
 
 
-@pytest.mark.full
 def test_where_it_comes_from_is_said(made):
     ids = jobs(made)
     short = f"{ids['short']}/{made.folder(ids['short']).name}"

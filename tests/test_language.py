@@ -83,6 +83,7 @@ print(json.dumps([first // context + 1, mean, math.exp(mean), nats / math.log(2)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tokenizer", [(), ("data/bpe.json",)], ids=["bytes", "tokens"])
 def test_metrics_are_those_of_a_plain_computation_with_all_test_tokens(project, tokenizer):
     """With tokens of several bytes, and characters too."""
@@ -209,6 +210,7 @@ data.load(Settings(dataset="files", text="story.txt", tokenizer="bpe.json"), Pat
 """
 
 
+@pytest.mark.full
 def test_a_job_that_is_killed_while_it_writes_tokens_harms_nothing(project, fresh):
     cache = fresh.root / ".cache" / "tokens"
     shutil.rmtree(cache, ignore_errors=True)
