@@ -124,37 +124,53 @@ def told_apart(
     return wrong / trials
 
 
+FEATURES = 10  # of the examples of a ridge classifier; three of them tell the class
+
+
+def data(random: np.random.Generator, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return examples and their classes."""
+    x, weights = random.normal(size=(count, FEATURES)), np.where(np.arange(FEATURES) < 3, 1.0, 0.0)
+    return x, np.sign(x @ weights + 1.5 * random.normal(size=count))
+
+
+def classified(
+    random: np.random.Generator, x: NDArray[Any], y: NDArray[Any], new: Any, true: Any
+) -> NDArray[Any]:
+    """Return which new examples a network with random features classifies correctly: a ridge
+    classifier of examples `x` and their classes `y`."""
+    inside, shift = random.normal(size=(FEATURES, 30)), random.uniform(0, 6.28, 30)
+    hidden, tested = (np.cos(each @ inside * 0.3 + shift) for each in (x, new))
+    outside = np.linalg.solve(hidden.T @ hidden + np.eye(30), hidden.T @ y)
+    found: NDArray[Any] = np.sign(tested @ outside) == true
+    return found
+
+
+def expected(random: np.random.Generator, count: int) -> float:
+    """Return the expected accuracy of a ridge classifier of this many examples."""
+    many = data(random, 20_000)
+    each = [classified(random, *data(random, count), *many).mean() for _ in range(300)]
+    return float(np.mean(each))
+
+
 def folds_covered(random: np.random.Generator, trials: int, seeds: int, folds: int) -> list[float]:
     """Return how often the interval over folds of a ridge classifier contains its expected
     accuracy, and how often two equal ones are told apart. Seeds draw random features."""
-    size, features = 250, 10
-    weights = np.where(np.arange(features) < 3, 1.0, 0.0)
-
-    def data(count: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return examples and their classes."""
-        x = random.normal(size=(count, features))
-        return x, np.sign(x @ weights + 1.5 * random.normal(size=count))
-
-    def accuracy(x: NDArray[Any], y: NDArray[Any], new: Any, true: Any) -> float:
-        """Return how many new examples a network with random features classifies correctly."""
-        inside, shift = random.normal(size=(features, 30)), random.uniform(0, 6.28, 30)
-        hidden, tested = (np.cos(each @ inside * 0.3 + shift) for each in (x, new))
-        outside = np.linalg.solve(hidden.T @ hidden + np.eye(30), hidden.T @ y)
-        return float((np.sign(tested @ outside) == true).mean())
-
-    many = data(20_000)
-    truth = np.mean([accuracy(*data(size - size // folds), *many) for _ in range(300)])
+    size = 250
+    truth = expected(random, size - size // folds)
     index = pd.MultiIndex.from_product([range(folds), range(seeds)], names=["fold", "seed"])
     inside = apart = 0
     for _ in range(trials):
-        x, y = data(size)
+        x, y = data(random, size)
         parts = np.array_split(np.arange(size), folds)
         results = []
         for part in parts:
             rest = np.setdiff1d(np.arange(size), part)
             results.append(
                 [
-                    [accuracy(x[rest], y[rest], x[part], y[part]) for _ in range(2)]
+                    [
+                        classified(random, x[rest], y[rest], x[part], y[part]).mean()
+                        for _ in range(2)
+                    ]
                     for _ in range(seeds)
                 ]
             )
@@ -162,6 +178,40 @@ def folds_covered(random: np.random.Generator, trials: int, seeds: int, folds: i
         each = {str(n): pd.Series(one, index=index) for n, one in enumerate(both)}
         shared, metric = 1 / (folds - 1), ACCURACY.of("val")
         of = {name: Sample(one, metric, overlap=shared) for name, one in each.items()}
+        _, low, high = of["0"].interval
+        inside += low <= truth <= high
+        apart += samples.differences(of, "0")["1"].is_certain
+    return [inside / trials, apart / trials]
+
+
+TRAINED, VALIDATED = 128, 32  # numbers of examples in a random split
+
+
+def splits_covered(
+    random: np.random.Generator, trials: int, splits: int, tests: int, fixed: bool
+) -> list[float]:
+    """Return how often the interval of test results over random splits contains the expected
+    accuracy of a ridge classifier, and how often two equal ones are told apart. The test examples
+    are the same in all splits if they are `fixed`, and others in each if not."""
+    truth, pool = expected(random, TRAINED), TRAINED + VALIDATED
+    index = pd.Index(range(splits), name=groups.SPLIT_SEED)
+    inside = apart = 0
+    for _ in range(trials):
+        x, y = data(random, pool + tests)
+        results = np.empty((2, tests, splits))
+        for split in range(splits):
+            order = random.permutation(pool + tests)
+            if fixed:
+                order = np.append(random.permutation(pool), np.arange(pool, pool + tests))
+            train, test = order[:TRAINED], order[pool:]
+            for one in range(2):
+                right = classified(random, x[train], y[train], x[test], y[test])
+                results[one, :, split] = right
+        of = {}
+        for name, each in enumerate(results):
+            kept, means = each if fixed else None, pd.Series(each.mean(axis=0), index=index)
+            which = (np.arange(tests),) if fixed else ()
+            of[str(name)] = Sample(means, ACCURACY, kept, which, overlap=tests / TRAINED)
         _, low, high = of["0"].interval
         inside += low <= truth <= high
         apart += samples.differences(of, "0")["1"].is_certain
@@ -214,6 +264,15 @@ def folds(random: np.random.Generator, trials: int) -> Iterator[list[str]]:
     for count, seeds in product((3, 5, 10), (1, 3, 5, 10)):
         found = folds_covered(random, trials, seeds, count)
         yield [f"{count} folds, {counted(seeds, 'seed')}", *(f"{value:.1%}" for value in found)]
+
+
+def splits(random: np.random.Generator, trials: int) -> Iterator[list[str]]:
+    """Yield what was simulated with splits, and how often the interval and the test were right."""
+    for fixed, tests, count in product((False, True), (32, 128), (3, 5, 10)):
+        found = splits_covered(random, trials, count, tests, fixed)
+        which = "the same" if fixed else "others in each"
+        what = f"{count} splits, {tests} test examples, {which}"
+        yield [what, *(f"{value:.1%}" for value in found)]
 
 
 def methods(random: np.random.Generator, trials: int) -> Iterator[list[str]]:
@@ -349,6 +408,13 @@ mean's interval covered 89.0 to 94.8%, the less the more seeds took the other no
 """
 
 
+OF_SPLITS = """
+If each split has other test examples, two splits share some of them, and the correction is the
+ratio of test to training examples. If all have the same, these are a part of the variance like any
+test examples, and the splits are independent choices among the training examples at hand.
+"""
+
+
 def main() -> None:
     """Print the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -366,6 +432,12 @@ def main() -> None:
     print(f"\nCross-validation of a ridge classifier, {trials // 4:,} times each:\n")
     table(["", "the mean's interval", "two equal told apart"], folds(random(5), trials // 4))
     print(OF_FOLDS, end="")
+    print(
+        f"\nTest results of a ridge classifier of {TRAINED} examples over random splits, "
+        f"{trials // 4:,} times each:\n"
+    )
+    table(["", "the mean's interval", "two equal told apart"], splits(random(8), trials // 4))
+    print(OF_SPLITS, end="")
     print(
         "\nHow often any of several equal methods is told apart from the first, "
         f"{trials // 4:,} times each:\n"

@@ -557,8 +557,8 @@ def test_captions_name_devices_monitors_and_code_that_differ(draw, store):
 
 def test_captions_name_the_devices_of_the_jobs_that_were_chosen(draw, store):
     for lr in range(7):  # more than there are lines: the best is shown, and it ran on the CPU
-        accuracies(store, "chosen", [0.5, 0.99 - 0.01 * lr], 1, lr=lr, tags=DEVICES[lr > 0])
-    caption = draw("chosen").caption("time-to-target")
+        accuracies(store, "one CPU", [0.5, 0.99 - 0.01 * lr], 1, lr=lr, tags=DEVICES[lr > 0])
+    caption = draw("one CPU").caption("time-to-target")
     assert "by the time of training and evaluation on CPU. 1 of 1 jobs have reached it." in caption
     assert "The jobs ran on different kinds of devices: 1 on CPU, 6 on H100." in caption
 

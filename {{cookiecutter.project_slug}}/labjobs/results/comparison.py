@@ -223,8 +223,10 @@ def on_tasks(jobs: pd.DataFrame, most: int) -> dict[str, Comparison]:
     NoResults if there are no test results."""
     groups.having(jobs, shown(jobs).of("test").result)
     (by,), metric = _distributed(jobs, [most], (), 0), shown(jobs)
-    jobs = groups.with_values(jobs)
-    return {task: compare(own, along=by, metric=metric) for task, own in groups.tasks(jobs).items()}
+    found = groups.tasks(jobs)
+    for own in found.values():  # so that the same name has the same meaning on all tasks
+        own.attrs[groups.VALUES] = {n: groups.values_of(jobs, n) for n in jobs.attrs["settings"]}
+    return {task: compare(own, along=by, metric=metric) for task, own in found.items()}
 
 
 def apart(reference: str, found: Mapping[str, Difference], metric: Measured) -> str:

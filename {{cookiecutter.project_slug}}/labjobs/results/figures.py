@@ -412,7 +412,7 @@ def _limit(
     # A little beyond the range of the metric, so that points on its end are seen whole.
     slack = 0.2 * margin
     with np.errstate(invalid="ignore", divide="ignore"):  # the logarithms of 0 and less
-        within = scale.transform(np.array(metric.within(values)))
+        within = scale.transform(np.array(metric.bounds(values)))
     within = np.where(np.isfinite(within), within, [-np.inf, np.inf]) + np.array([-slack, slack])
     edges = np.clip([shown[0] - margin, shown[1] + margin], *within)
     least, most = scale.inverted().transform(edges)
@@ -420,7 +420,7 @@ def _limit(
     change(least, most)
     seen_or_cut = values[(lowest <= values) & (values <= highest)]  # means may be drawn alone
     said = _said(seen_or_cut, (least, most), len(values), "beyond the axis")
-    said += _said(values, metric.ends, len(values), "outside the range that METRICS declares")
+    said += _said(values, metric.within, len(values), "outside the range that METRICS declares")
     is_cut = lowest < min(least, values.min()) or highest > max(most, values.max())
     arrows = [_point_beyond(axis) for axis in axes]
     where = "Arrows show where the edges" if any(arrows) else "The edges"

@@ -143,19 +143,12 @@ def varied(jobs: pd.DataFrame) -> list[str]:
     return sorted((name for name in names if len(values_of(jobs, name)) > 1), key=rank)
 
 
-VALUES = "values of settings"  # the attribute of a table of jobs with those of all tasks
-
-
-def with_values(jobs: pd.DataFrame) -> pd.DataFrame:
-    """Return the jobs; those of a part of them, such as a task, will be called by what varies among
-    all, so that a name means the same in each part."""
-    found = jobs.copy()
-    found.attrs[VALUES] = {name: values_of(jobs, name) for name in jobs.attrs["settings"]}
-    return found
+VALUES = "values of settings"
+"""The attribute of a part of a table of jobs that has those of the whole table."""
 
 
 def values_of(jobs: pd.DataFrame, name: str) -> list[Any]:
-    """Return the distinct values of a setting by which jobs are called."""
+    """Return the distinct values of a setting, of all jobs if these are a part of them."""
     of_all = jobs.attrs.get(VALUES)
     return list(of_all[name] if of_all else dict.fromkeys(jobs[name].tolist()))
 

@@ -83,8 +83,6 @@ class Estimate(NamedTuple):
 
 LEAST = 1e-12  # the smallest probability that is told from 0
 
-ROUNDING = 1e-9  # the standard deviation, relative to the mean, below which samples are all equal
-
 
 def mean(samples: ArrayLike, log: bool = False, overlap: float = 0.0) -> Estimate:
     """Return the mean over the last axis.
@@ -99,7 +97,7 @@ def mean(samples: ArrayLike, log: bool = False, overlap: float = 0.0) -> Estimat
     if n == 1:
         return Estimate(middle, (Variance(middle * np.nan, np.nan),), log)
     spread = values.std(axis=-1, ddof=1)
-    spread = np.where(spread > ROUNDING * abs(middle), spread, 0.0)
+    spread = np.where(spread > 1e-9 * abs(middle), spread, 0.0)  # less is rounding
     return Estimate(middle, (Variance(spread**2 * (1 / n + overlap), n - 1),), log)
 
 

@@ -90,14 +90,14 @@ class Measured:
         return 1 if self.declared.better == "higher" else -1
 
     @property
-    def ends(self) -> tuple[float, float]:
-        """The least and the largest value that it is declared to have."""
+    def within(self) -> tuple[float, float]:
+        """The least and the largest value possible."""
         low, high = self.declared.range
         return -np.inf if low is None else low, np.inf if high is None else high
 
-    def within(self, values: ArrayLike) -> tuple[float, float]:
-        """Return its declared ends; where some values are beyond one, there is none."""
-        (low, high), each = self.ends, np.asarray(values)
+    def bounds(self, values: ArrayLike) -> tuple[float, float]:
+        """Return the ends of its range; none where some values are beyond it all the same."""
+        (low, high), each = self.within, np.asarray(values)
         return -np.inf if (each < low).any() else low, np.inf if (each > high).any() else high
 
     def of(self, part: Part | None) -> "Measured":

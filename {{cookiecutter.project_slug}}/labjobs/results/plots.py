@@ -63,7 +63,7 @@ def bands(ax: Axes, curves: pd.DataFrame, label: str, metric: Measured, look: Lo
     splits = groups.split_means(values[whole], of, metric.log)
     estimate = intervals.mean(splits, metric.log, groups.overlap(of))
     found, has_interval = estimate.interval, look.interval and estimate.is_shown
-    low, high = np.clip(found[1:], *metric.within(values))
+    low, high = np.clip(found[1:], *metric.bounds(values))
     lines = [np.column_stack(pair) for pair in zip(places.T, values.T, strict=True)]
     faint: Any = {"colors": look.colour, "linewidths": 0.4, "alpha": 0.45}
     ax.add_collection(LineCollection(lines, rasterized=values.size > MANY, **faint))

@@ -77,7 +77,7 @@ class Sample:
         """The mean with its 95 % interval, within the metric's range: the t interval, or the
         binomial one, if the t interval leaves the range of a fraction or has no width. Its ends are
         NaN if there are too few repeats."""
-        found, (least, most) = self.estimate.interval, self.metric.within(self.results)
+        found, (least, most) = self.estimate.interval, self.metric.bounds(self.results)
         if not self.estimate.is_shown:
             return Interval(found.mean, np.nan, np.nan)
         within = least <= found.low < found.high <= most
