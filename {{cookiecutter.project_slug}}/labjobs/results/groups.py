@@ -118,11 +118,9 @@ def overlap(jobs: pd.DataFrame, part: Part | None = "val") -> float:
     several splits; else 0. On test data it is that of validation data if it is not known."""
     if not (by := split_by(jobs)):
         return 0.0
-    if part == "test" and "job_folder" in jobs:
-        sizes = [tables.sizes(str(folder)) for folder in jobs["job_folder"]]
-        ratios = [each["test"] / each["train"] for each in sizes if {"test", "train"} <= {*each}]
-        if ratios:
-            return max(ratios)
+    sizes = [tables.sizes(str(folder)) for folder in jobs.get("job_folder", ()) if part == "test"]
+    if ratios := [each["test"] / each["train"] for each in sizes if {"test", "train"} <= {*each}]:
+        return max(ratios)
     if FOLD in jobs and jobs[FOLD].map(bool).all():
         return 1 / max(1, int(jobs[FOLD].max()) - 1)
     splits = combinations(jobs, by)

@@ -39,10 +39,8 @@ NOTHING = "–"  # a cell for which no job was run
 
 NO_SETTING = "plot.py: the jobs have no setting {}"
 
-NO_RESULT = "no result"  # what became of jobs that finished without a finite result
-
-LOST = ("diverged", "failed", NO_RESULT)
-"""Jobs without which a mean of the others would be too good."""
+LOST = ("diverged", "failed", "no result")
+"""What became of jobs without which a mean of the others would be too good."""
 
 COSTS = {
     "gpu_hours": "GPU (h)",
@@ -451,17 +449,11 @@ def _scaled(found: Interval, each: Sample) -> Interval:
 def _lost(tried: pd.DataFrame, n: int) -> Cell | None:
     """A cell in place of a mean: what became of jobs without which it would be too good, or of all
     jobs, if none of them has a result."""
-    states = _states(tried, n)
-    lost = [state for state in (LOST if n else states) if states[state] and state != "finished"]
+    states = Counter(tried["state"])
+    states["no result"] = states.pop("finished", 0) - n
+    lost = [state for state in (LOST if n else states) if states[state]]
     each = [f"{states[state]}/{len(tried)} {state}" for state in lost]
     return Cell(", ".join(each)) if each else None
-
-
-def _states(tried: pd.DataFrame, n: int) -> "Counter[str]":
-    """How many jobs have each state, and how many finished without being one of n results."""
-    states = Counter(tried["state"])
-    states[NO_RESULT] = states["finished"] - n
-    return states
 
 
 def _cell(
@@ -521,7 +513,7 @@ def _record(
     difference: Difference | None,
     more: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    metric, values, states = each.metric, each.results, _states(tried, len(each))
+    metric, values, states = each.metric, each.results, Counter(tried["state"])
     found = each.interval if len(each) else Interval(*[math.nan] * 3)
     apart = difference.estimate.interval._asdict() if difference else {}
     return {
@@ -532,7 +524,7 @@ def _record(
         "better": metric.declared.better,
         "unit": metric.declared.unit,
         "tried": len(tried),
-        **{state: states[state] for state in ("finished", *LOST)},
+        **{state: states[state] for state in ("finished", "diverged", "failed")},
         "n": len(each),
         **found._asdict(),
         "interval": f"95% over {each.over}" if each.is_shown else "",
