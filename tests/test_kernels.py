@@ -27,6 +27,7 @@ def states(project: Project) -> dict[str, str]:
     return {line.split()[0]: line for line in lines}
 
 
+@pytest.mark.alike
 def test_a_changed_kernel_makes_its_jobs_stale(fresh):
     with_kernel, without = trained(fresh), trained(fresh, "--model", "mlp")
     fresh.edit("kernels.cpp", "kept * kept", "kept * kept / 2")

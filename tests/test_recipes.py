@@ -82,6 +82,7 @@ def graphed(project: Project) -> Project:
     return project
 
 
+@pytest.mark.alike
 def test_a_step_as_one_graph(project, fresh):
     """On a CPU the same steps are taken one by one."""
     flags = ("--ema", "0.9", "--clip-norm", "1", "--accumulate", "2", "--log-every", "1")

@@ -117,7 +117,7 @@ def test_a_package_of_another_version_is_named(jobs, tmp_path):
     assert found["said"].startswith(f"train_loss at step {step} was {value} and is now ")
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_every_job_of_a_figure_gives_the_same_bits_although_the_code_has_changed(made):
     listed = made.project.do("python", "jobs.py", "list").stdout
     assert all(f"{each}  stale " in listed for each in made.ids)

@@ -212,7 +212,7 @@ def test_an_optimizer_that_is_left_out_is_found(copy):
     assert done.returncode == 1 and "\nexact resume: stitch.py:" in f"\n{done.stdout}", done
 
 
-@pytest.mark.full
+@pytest.mark.alike
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
