@@ -275,20 +275,22 @@ def lacks(jobs: pd.DataFrame, metric: Metric) -> bool:
     return len(known(jobs, metric)) < len(jobs)
 
 
-def score(jobs: pd.DataFrame, metric: Metric, by_median: bool) -> float:
-    """What groups are ranked by, higher is better."""
+def score(jobs: pd.DataFrame, metric: Metric, by_median: bool) -> tuple[bool, float, float]:
+    """What groups are ranked by, higher is better: whether they have a result, then the median, and
+    the mean of those whose medians are equal, such as that of lost jobs."""
     own = known(jobs, metric)
-    if by_median:
-        worst = [-np.inf] * (len(jobs) - len(own))
-        return float(np.median([*(metric.sign * own[metric.column]), *worst]))
-    return metric.sign * float(units(own[metric.column], own, metric.log).mean())
+    if own.empty:
+        return False, 0.0, 0.0
+    worst = [-np.inf] * (len(jobs) - len(own))
+    median = float(np.median([*(metric.sign * own[metric.column]), *worst])) if by_median else 0.0
+    return True, median, metric.sign * float(units(own[metric.column], own, metric.log).mean())
 
 
 def ranked(groups: dict[Name, pd.DataFrame], metric: Metric) -> list[Name]:
     """The names of groups, the best first, without those that have no results."""
     by_median = any(lacks(jobs, metric) for jobs in groups.values())
     some = {name: jobs for name, jobs in groups.items() if len(known(jobs, metric))}
-    return sorted(some, key=lambda name: -score(some[name], metric, by_median))
+    return sorted(some, key=lambda name: score(some[name], metric, by_median), reverse=True)
 
 
 MEDIAN = ", ranked by the median with diverged jobs as the worst"
@@ -326,7 +328,7 @@ class Caption:
             cells = grouped(own, self.rest)
             by_median = lacks(self.jobs, self.chooser)
             scores = {cell: score(of, self.chooser, by_median) for cell, of in cells.items()}
-            first = max(scores, key=lambda cell: (scores[cell] == scores[cell], scores[cell]))
+            first = max(scores, key=lambda cell: scores[cell])
             best[name] = first
             kept.append(cells[first])
             self.among.append(len(cells))

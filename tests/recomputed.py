@@ -132,7 +132,7 @@ class Tables(Caption):
                 for cell, of in grouped(grouped(voting, by).get(name, voting[:0]), rest).items()
             }
             if rest and cells:
-                best = max(cells, key=lambda cell: (cells[cell] == cells[cell], cells[cell]))
+                best = max(cells, key=lambda cell: cells[cell])
                 jobs = grouped(jobs, rest)[best]
                 self.among.append(len(cells))
             confirming = jobs[jobs["seed"] >= CONFIRMING]
