@@ -33,7 +33,7 @@ RANKED = 12
 """Largest number of rows in a ranking."""
 
 ALONG = "step"
-"""What learning curves are drawn along: step, epoch, examples or seconds."""
+"""What learning curves are drawn along: step, epoch, examples, tokens or seconds."""
 
 BASELINE: dict[str, object] = {}
 """Settings that an ablation changes one at a time: {"model": "mlp"}. Empty: those with the best

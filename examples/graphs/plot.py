@@ -41,7 +41,7 @@ ERROR = metrics.Measured(
 )
 
 ALONG = "step"
-"""What learning curves are drawn along: step, epoch, examples or seconds."""
+"""What learning curves are drawn along: step, epoch, examples, tokens or seconds."""
 
 BASELINE: dict[str, object] = {}
 """Settings that an ablation changes one at a time: {"model": "mlp"}. Empty: those with the best

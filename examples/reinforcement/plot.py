@@ -38,7 +38,7 @@ REFERENCES = {"random": ":", "heuristic": "--"}
 """Policies that have learned nothing, whose returns run.py logs, and how they are drawn."""
 
 ALONG = "step"
-"""What learning curves are drawn along: step, epoch, examples or seconds."""
+"""What learning curves are drawn along: step, epoch, examples, tokens or seconds."""
 
 BASELINE: dict[str, object] = {}
 """Settings that an ablation changes one at a time: {"model": "mlp"}. Empty: those with the best

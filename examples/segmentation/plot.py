@@ -44,7 +44,7 @@ NO_CLASS = 255
 """The number of a pixel in a mask that does not count in any metric."""
 
 ALONG = "step"
-"""What learning curves are drawn along: step, epoch, examples or seconds."""
+"""What learning curves are drawn along: step, epoch, examples, tokens or seconds."""
 
 BASELINE: dict[str, object] = {}
 """Settings that an ablation changes one at a time: {"model": "mlp"}. Empty: those with the best

@@ -344,3 +344,22 @@ def test_rows_beside_a_table_are_not_copied_with_each_part_of_it():
     table = pd.DataFrame({"lr": [1.0, 2.0]})
     table.attrs["rows"] = rows = tables.Rows([{"lr": 3.0}])
     assert table[table["lr"] > 1].attrs["rows"] is rows
+
+
+def test_curves_along_each_axis(store):
+    curves = {"val_accuracy": [0.5, 0.6], "epoch": [1.0, 2.0]}
+    for seed in range(2):
+        speeds = {"examples_per_second": [500.0] * 2, "tokens_per_second": [500.0 * 512] * 2}
+        how = {"batch_size": 8, "seed": seed, "monitor": "val_accuracy"}
+        store.job("along", curves | speeds, seconds=2.0, **how)
+    jobs = tables.jobs("along")
+    found = {name: tables.curves(jobs, "val_accuracy", name) for name in tables.ALONG}
+    own = {name: each[each["job_id"] == jobs["job_id"].iloc[1]] for name, each in found.items()}
+    steps = own["step"]["step"]
+    wanted = {"step": steps, "epoch": [1, 2], "seconds": [2, 4]}
+    wanted |= {"examples": steps * 8, "tokens": steps * 8 * 512}
+    for name, each in own.items():
+        assert [*each["at"]] == [*wanted[name]], name
+    store.job("no tokens", curves, batch_size=8, monitor="val_accuracy")
+    with pytest.raises(NoResults, match=r"curves along tokens need job\.steps\(batches, tokens"):
+        tables.curves(tables.jobs("no tokens"), "val_accuracy", "tokens")

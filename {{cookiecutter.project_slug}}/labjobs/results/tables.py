@@ -178,6 +178,7 @@ ALONG = {
     "step": "optimizer step",
     "epoch": "epoch",
     "examples": "training examples",
+    "tokens": "training tokens",
     "seconds": "training and evaluation (s)",
 }
 """What curves can be drawn along, and the label of that axis."""
@@ -186,19 +187,27 @@ ALONG = {
 def curves(jobs: pd.DataFrame, key: str, along: str = "step") -> pd.DataFrame:
     """Return the history of a metric in the finished jobs: settings, `job_id`, `step` (the
     optimizer step), `value`, and `at`, the place of the step on an axis of ALONG. If a step was
-    logged twice, the last value counts. Raises NoResults where no job has the metric.
+    logged twice, the last value counts. Raises NoResults where no job has the metric, or if it is
+    not known how many examples or tokens a step has.
     """
     points = _points(jobs, key)
     require_known([along], ALONG, "plot.py: no curves along {}")
     if along in ("epoch", "seconds"):
         places = _points(jobs, {"epoch": "epoch", "seconds": "elapsed_seconds"}[along])
         points = points.merge(places.rename(columns={"value": "at"}))
-    about = jobs[["job_id", *jobs.attrs["settings"]]].take(points.pop("row").to_numpy())
+    rows = points.pop("row").to_numpy()
+    about = jobs[["job_id", *jobs.attrs["settings"]]].take(rows)
     found = about.reset_index(drop=True).join(points)
-    if along == "examples":
+    if along in ("examples", "tokens"):
         if "batch_size" not in found:
-            raise NoResults("curves along examples need a setting batch_size")
-        return found.assign(at=found["step"] * found["batch_size"])
+            raise NoResults(f"curves along {along} need a setting batch_size")
+        found["at"] = found["step"] * found["batch_size"]
+    if along == "tokens":
+        of_unit = jobs.reindex(columns=["tokens_per_second", "examples_per_second"]).to_numpy(float)
+        each = (of_unit[:, 0] / of_unit[:, 1])[rows]
+        if np.isnan(each).any():
+            raise NoResults("curves along tokens need job.steps(batches, tokens=…) in all jobs")
+        found["at"] *= each
     return found.assign(at=found["step"]) if along == "step" else found
 
 
