@@ -49,7 +49,8 @@ OFTEN = ("--checkpoint-minutes", "0.0001")
 
 
 def some(values: Iterable[Any], *first: Any, later: Sequence[Any] = ()) -> list[Any]:
-    """Return values as parameters of a test: some are only for .ci/run, others only for --all."""
+    """Return values as parameters of a test: the first ones are for `bash test.sh`, later ones for
+    .ci/run, and the others for --all alone."""
 
     def marked(value: Any) -> Any:
         mark = pytest.mark.full if value in later else pytest.mark.alike

@@ -117,8 +117,9 @@ def begin_again(variable: str, value: str) -> None:
     """Begin the command again with an environment variable that Python reads when it starts, unless
     the variable is set, or Python was started with something else, such as a debugger."""
     words, script = sys.orig_argv[1:], sys.argv[0]
-    options = words[: words.index(script)] if script in words else ["of a notebook"]
-    if variable not in os.environ and all(w.startswith("-") and w != "-m" for w in options):
+    if variable in os.environ or script not in words:
+        return
+    if all(word.startswith("-") and word != "-m" for word in words[: words.index(script)]):
         os.environ[variable] = value
         os.execv(sys.executable, [sys.executable, *words])
 

@@ -419,15 +419,15 @@ def _limit(
     change = axes[0].axes.set_xlim if axes[0] is axes[0].axes.xaxis else axes[0].axes.set_ylim
     change(least, most)
     seen_or_cut = values[(lowest <= values) & (values <= highest)]  # means may be drawn alone
-    said = _said(seen_or_cut, (least, most), len(values), "beyond the axis")
-    said += _said(values, metric.within, len(values), "outside the range that METRICS declares")
+    said = _outside(seen_or_cut, (least, most), len(values), "beyond the axis")
+    said += _outside(values, metric.within, len(values), "outside the range that METRICS declares")
     is_cut = lowest < min(least, values.min()) or highest > max(most, values.max())
     arrows = [_point_beyond(axis) for axis in axes]
     where = "Arrows show where the edges" if any(arrows) else "The edges"
     return said + (f" {where}{CUT}" if is_cut else "")
 
 
-def _said(values: NDArray[Any], ends: tuple[float, float], n: int, where: str) -> str:
+def _outside(values: NDArray[Any], ends: tuple[float, float], n: int, where: str) -> str:
     """A sentence on how many of n values are not between two ends; empty if all are."""
     part = np.sum((values < ends[0]) | (values > ends[1])) / n
     percent = f"{part:.1%}" if part >= 0.0005 else "less than 0.1%"

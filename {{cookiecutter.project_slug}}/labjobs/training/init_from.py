@@ -181,9 +181,12 @@ class Beginning:
             self._taken = True
 
     def _check_held_out(self, job: str) -> None:
+        """Raise SettingsError if a job has trained on what is held out here."""
         known = attempts.settings_of(job, self._root)
         mine, theirs = identity(self._folder.settings), identity(known[0]) if known else {}
-        for name in HELD_OUT if mine.get("dataset") == theirs.get("dataset") else ():
+        if mine.get("dataset") != theirs.get("dataset"):
+            return
+        for name in HELD_OUT:
             here, there = mine.get(name), theirs.get(name, mine.get(name))
             if here not in (None, there) and (here or name != "val_fraction"):
                 line = f"{flags.option(name)} is {here}, but was {there} in that job, which trained"

@@ -193,8 +193,6 @@ def _gradients(weights: list[Tensor]) -> list[Tensor]:
 # arxiv.org/abs/2411.18704.
 
 M = TypeVar("M", bound=nn.Module)
-
-
 Pairs = list[tuple[list[Tensor], list[Tensor]]]
 
 
@@ -258,11 +256,11 @@ def _held(tensors: list[Tensor]) -> list[Tensor]:
 
 def _by_type(mine: Iterable[Tensor], theirs: Iterable[Tensor]) -> Pairs:
     """Pairs of lists of one data type each."""
-    ours = [*mine], [*theirs]
-    if [each.device for each in ours[0]] != [each.device for each in ours[1]]:
+    ours, others = [*mine], [*theirs]
+    if [each.device for each in ours] != [each.device for each in others]:
         raise JobError("EMA: the model has been moved since; make it after model.to(job.device)")
-    groups = trees.alike(ours[0], lambda each: each.dtype)
-    return [([ours[0][n] for n in group], [ours[1][n] for n in group]) for group in groups]
+    groups = trees.alike(ours, lambda each: each.dtype)
+    return [([ours[n] for n in group], [others[n] for n in group]) for group in groups]
 
 
 # The gradients of a batch: in parts that add up to it, in slices of several processes, and clipped.

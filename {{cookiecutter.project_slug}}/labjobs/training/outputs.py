@@ -55,7 +55,7 @@ class Outputs:
         self._sizes: list[int] = []  # examples in each batch
         self._columns: dict[str, _Column] = {}
         self._copies: deque[tuple[devices.Event, dict[str, Tensor]]] = deque()
-        self._passes: dict[Batches | None, int] = {}  # over the batches that values are of
+        self._passes: dict[Batches | None, int] = {}  # of each set of batches that values come from
         self.batch_of: Batches | None = None  # where the next outputs' batch comes from
 
     def add(self, values: Mapping[str, Value], measured: Mapping[str, Any] = {}) -> None:
