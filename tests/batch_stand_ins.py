@@ -2,8 +2,8 @@
 """PBS and LSF as their manuals describe them, as far as a project uses them: commands that refuse
 and answer like theirs, and run tasks. PBS is not in Debian, and LSF is not free.
 
-Sources: qsub(1B) and qstat(1B) of OpenPBS 23.06.06; the pages bsub, bjobs and bparams of the IBM
-Spectrum LSF 10.1.0 documentation.
+Sources: qsub(1B), qstat(1B) and qdel(1B) of OpenPBS 23.06.06; the pages bsub, bjobs, bkill and
+bparams of the IBM Spectrum LSF 10.1.0 documentation.
 """
 
 import getopt
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 OWN = Path(__file__)
+DELETED = 271  # the exit status of a task of PBS that was deleted
 FOLDER = Path(os.environ.get("STAND_IN", ""))
 
 SHIM = """#!/bin/sh
@@ -45,7 +46,7 @@ class System:
         self.statuses: dict[str, list[int]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        for name in ("qsub", "qstat", "bsub", "bjobs", "bparams"):
+        for name in ("qsub", "qstat", "qdel", "bsub", "bjobs", "bkill", "bparams"):
             (folder / name).symlink_to(OWN)
         (folder / "timeout").write_text(SHIM)
         (folder / "timeout").chmod(0o755)
@@ -75,8 +76,10 @@ class System:
         while not self._stop.wait(0.1):
             for array in self.submitted():
                 ended = self.statuses.setdefault(array["id"], [])
-                if len(ended) < len(array["numbers"]) and not (self.folder / "closed").exists():
-                    status = self._run_task(array, array["numbers"][len(ended)])
+                numbers = array["numbers"][len(ended) :]
+                deleted = [(self.folder / f"{array['id']}.{n}.deleted").exists() for n in numbers]
+                if numbers and (deleted[0] or not (self.folder / "closed").exists()):
+                    status = DELETED if deleted[0] else self._run_task(array, numbers[0])
                     if array["words"].get("-Q") != str(status):  # LSF puts such a task back
                         ended.append(status)
                     counts = {array: len(each) for array, each in self.statuses.items()}
@@ -145,7 +148,17 @@ def left() -> Iterator[tuple[str, int, bool]]:
     ended = json.loads(path.read_text()) if path.exists() else {}
     for array, numbers in known().items():
         for number in numbers[ended.get(array, 0) :]:
-            yield array, number, (FOLDER / f"{array}.{number}").exists()
+            if not (FOLDER / f"{array}.{number}.deleted").exists():
+                yield array, number, (FOLDER / f"{array}.{number}").exists()
+
+
+def delete(form: str) -> None:
+    """Delete tasks that wait, by their names."""
+    for name in sys.argv[1:]:
+        found = re.fullmatch(form, name)
+        if not found or (found[1], int(found[2]), False) not in {*left()}:
+            refuse(f"{name}: unknown")
+        (FOLDER / f"{found[1]}.{found[2]}.deleted").touch()
 
 
 def qsub() -> None:
@@ -182,6 +195,15 @@ def qstat() -> None:
             f"{name:15} root     workq    my_project    --    1   1    --  00:02 {state} {elapsed}"
         )
         print("   " + ("Job run at Fri" if runs else "Not Running: Insufficient amount of ngpus"))
+
+
+def qdel() -> None:
+    sys.argv[1:] = [re.sub(r"\[(\d+)\]", r"[]\1", name) for name in sys.argv[1:]]
+    delete(r"(\d+\[\])(\d+)")
+
+
+def bkill() -> None:
+    delete(r"(\d+)\[(\d+)\]")
 
 
 def bsub() -> None:

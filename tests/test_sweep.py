@@ -20,8 +20,8 @@ import pytest
 from faults import Project, ended, one_line, silent, some, succeeded, wait_until
 from labjobs.layout import JOURNAL
 from labjobs.sweeps.gpus import Gpu
+from labjobs.sweeps.queue import Worker
 from labjobs.sweeps.starter import Starter
-from labjobs.sweeps.sweep import Worker
 from sweeps import SETTINGS, Lab, light, pretend_slurm, write_grid, write_lines
 
 QUICK = "--epochs 1 --batch-size 256 --device cpu"
@@ -233,7 +233,8 @@ UNKNOWN = "no such flag; see --help"
         ("--slurm --piece 2", "--piece 2: must be at least two minutes, such as 2h or 90m"),
         ("--slurm --piece 1m", "--piece 1m: must be at least two minutes, such as 2h or 90m"),
         ("-- --partition gpu", "--: only with --on or --slurm"),
-        ("--slurm --retries 2", "--retries: not with --on or --slurm"),
+        ("--slurm --retries 2", "--retries: not with --on or --slurm alone"),
+        ("--on a,b,local", "--on a,b,local: one cluster at a time, and local"),
         ("--json", "--json: only with --list"),
         ("--cost", "--cost: only with --list"),
         ("--budget 0", "--budget 0: must be above 0"),
@@ -548,7 +549,7 @@ data = "/data"
     assert not any(word.startswith("--gres") for word in words)
     (record,) = lab.project.root.glob(".sweeps/*/submitted.json")
     given = [f"--runs-root={tmp_path}/scratch/runs", "--data-root=/data"]
-    jobs = [words for _, words in json.loads(record.read_text())["jobs"]]
+    jobs = [words for _, words, _ in json.loads(record.read_text())["jobs"]]
     own = [["--seed", "9"], ["--seed", "8", "--data-root", "elsewhere"]]
     assert jobs == [["run.py", *given, *flags] for flags in own]
     assert len(list((tmp_path / "scratch/runs").glob("*/*"))) == 2

@@ -50,6 +50,13 @@ def write_shared(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     write(path, fill, f".{uuid4().hex}")
 
 
+def changed(path: Path) -> int:
+    """Return when a file was last changed, in ns; 0 if it is not there."""
+    with suppress(OSError):
+        return path.stat().st_mtime_ns
+    return 0
+
+
 def sync_folder(folder: Path) -> None:
     """See the new names of a folder's files onto the disk."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -1,6 +1,7 @@
 """Many jobs: the grid, queue, GPUs, clusters, hosts. May import cli, distributed, job and tracking.
 
 sweep    the command behind run.sh, whose shell part is sweep.sh; options: its flags, cluster.toml
+queue    which job runs where, until all have ended
 grid     the lines of the grid; search: those that draw settings, or stop the worse ones
 forecast what jobs will take, from what others took; the hours that a sweep may take
 states   what state each job is in; the copy of the code that a sweep runs

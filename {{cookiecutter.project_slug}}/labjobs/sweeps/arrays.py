@@ -2,7 +2,8 @@
 back.
 
 In the sweep's folder, `submitted.json` has the cluster and the jobs in their order, and `arrays`
-lists the arrays: an id and the index of the first job, a line each. clusters.py has the systems.
+lists the arrays: an id and the index of the first job, a line each. Both grow if the sweep submits
+jobs again and again, as it does if other machines share them. clusters.py has the systems.
 """
 
 import json
@@ -12,7 +13,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -33,10 +34,11 @@ from labjobs.sweeps.starter import PAUSE, Running, Starter
 def submit(
     folder: Path, left: Sequence[Entry], queued: Mapping[str, str], since: int, cluster: Cluster
 ) -> str:
-    """Submit the jobs of a sweep to a cluster, each behind its inputs; returns lines that say so.
+    """Submit jobs of a sweep to a cluster, each behind its inputs; returns lines that say so.
     Raises SettingsError.
 
-    The jobs were checked at `since`, in ns: what was written before belongs to an earlier sweep.
+    The jobs were checked at `since`, in ns: what was written before belongs to an earlier sweep, as
+    what they have written up to now belongs to an earlier task.
     """
     system = cluster.batch
     for job, said in queued.items():
@@ -48,13 +50,16 @@ def submit(
     given, cluster = cluster, sized(cluster, left, forecast)
     asked = _asked(given, cluster)
     arrays = [*_arrays_to_make(left, queued, system.largest_array())]
-    jobs = [(str(entry.job.path), entry.words) for entries, _ in arrays for entry in entries]
-    record = {"since": since, "cluster": vars(cluster), "jobs": jobs}
-    files.write_json(folder / layout.SUBMITTED, record)
+    before = _submitted(folder)[1] if was_given(folder) else []
+    jobs = [(str(path), words, of) for path, words, of in before]
+    for entry in (entry for entries, _ in arrays for entry in entries):
+        entry.since = max(since, files.changed(entry.job.path / layout.OUTCOME))
+        jobs.append((str(entry.job.path), entry.words, entry.since))
+    files.write_json(folder / layout.SUBMITTED, {"cluster": vars(cluster), "jobs": jobs})
     ids: list[str] = []
     tasks: dict[str, str] = {}  # of the jobs that are submitted
     for entries, waits in arrays:
-        first = len(tasks)
+        first = len(before) + len(tasks)
         text = script(cluster, folder / "code", "labjobs.sweeps.arrays", folder, first)
         ok = [tasks[job] for job in waits if job in tasks]
         # What is in the queue may end, in whatever way, before the system is told to wait for it.
@@ -64,7 +69,7 @@ def submit(
             try:
                 array = system.submit(cluster, Array(text, folder, len(entries), ok, ended))
             except SettingsError as error:
-                of = f"{first} of {counted(len(left), 'job')}"
+                of = f"{len(tasks)} of {counted(len(left), 'job')}"
                 rest = f"{of} were submitted, and the same command submits the rest" if ids else ""
                 parts = filter(None, [str(error), asked, rest])
                 raise SettingsError("; ".join(parts)) from error
@@ -191,7 +196,7 @@ def queued(sweeps: Path) -> tuple[dict[str, str], list[str]]:
         with suppress(FileNotFoundError):  # removed in the meantime, so nothing of it is queued
             system = folder.name
             try:
-                cluster, jobs, since = _submitted(folder)
+                cluster, jobs = _submitted(folder)
                 system = cluster.system
                 states = {} if system in problems else tasks(system)
             except SettingsError as error:
@@ -199,21 +204,44 @@ def queued(sweeps: Path) -> tuple[dict[str, str], list[str]]:
                 continue
             for array, start in _arrays(folder):
                 for number, state in states.get(array, {}).items():
-                    attempt, _ = jobs[start + number]
+                    attempt, _, since = jobs[start + number]
                     if grid.ended(attempt, since) is None:
                         task = f"{cluster.batch.title} {array}_{number}"
                         found.setdefault(attempt.parent.name, f"{task} {state}")
     return found, [*problems.values()]
 
 
-def _submitted(folder: Path) -> tuple[Cluster, list[tuple[Path, list[str]]], int]:
-    """The cluster, the attempt and the words of each job that was submitted; when they were
-    checked, in ns."""
+def withdraw(cluster: Cluster, queued: Iterable[str]) -> None:
+    """Take jobs out of a cluster's queue, by what `queued` says of each."""
+    with suppress(SettingsError):  # one has ended; the next look at the queue tells
+        cluster.batch.cancel(said.split()[1] for said in queued)
+
+
+def cancel(folder: Path) -> str:
+    """End all tasks of a sweep; returns a line that says so, or why that is not possible."""
+    if not was_given(folder):
+        return ""
+    try:
+        system = _submitted(folder)[0].batch
+        tasks = system.tasks()
+        alive = [array for array, _ in _arrays(folder) if array in tasks]
+        if not alive:
+            return ""
+        system.cancel(alive)
+    except SettingsError as error:
+        return f"run.sh: {error}"
+    count = counted(sum(len(tasks[array]) for array in alive), "task")
+    return f"{count} on {system.title} ended, {', '.join(alive)}"
+
+
+def _submitted(folder: Path) -> tuple[Cluster, list[tuple[Path, list[str], int]]]:
+    """The cluster, and the attempt and the words of each job that was submitted, and the time in ns
+    since which what it has written counts."""
     path = folder / layout.SUBMITTED
     try:
         found = json.loads(path.read_bytes())
-        jobs = [(Path(attempt), words) for attempt, words in found["jobs"]]
-        return Cluster(**found["cluster"]), jobs, found["since"]
+        jobs = [(Path(attempt), words, since) for attempt, words, since in found["jobs"]]
+        return Cluster(**found["cluster"]), jobs
     except (ValueError, LookupError, TypeError) as error:
         raise SettingsError(f"{files.shown(path)} is damaged, or from another version") from error
 
@@ -244,17 +272,16 @@ def main(folder: Path, first: int) -> int:
     asked: list[int] = []
     for number in (signal.SIGINT, *SIGNALS):
         signal.signal(number, lambda number, _: asked.append(number))
-    cluster, jobs, since = _submitted(folder)
+    cluster, jobs = _submitted(folder)
     array, own, node, cores = cluster.batch.this_task()
-    attempt, words = jobs[first + own]
+    attempt, words, since = jobs[first + own]
     status = grid.ended(attempt, since)  # in an earlier run of this task
     if status is None:
         processes = max(1, cluster.gpus)
         if not os.environ.get("OMP_NUM_THREADS"):  # jobs may not be confined to their cores
             os.environ["OMP_NUM_THREADS"] = str(max(1, cores // processes))
         starter = Starter(folder / "code", 1, (), processes, False, cluster.container)
-        begun = attempt / layout.SETTINGS
-        if begun.exists() and begun.stat().st_mtime_ns > since:  # it has started over already
+        if files.changed(attempt / layout.SETTINGS) > since:  # it has started over already
             words = [word for word in words if word != "--force"]
         if cluster.node_data:  # a job's own --data-root comes later
             words.insert(1 + len(cluster.flags), f"--data-root={expanded(cluster.node_data)}")

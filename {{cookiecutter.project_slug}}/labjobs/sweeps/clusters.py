@@ -14,7 +14,7 @@ import pwd
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -204,6 +204,14 @@ class System:
         heed."""
         return 99
 
+    def cancel(self, tasks: Iterable[str]) -> None:
+        """End tasks, or whole arrays. Jobs that run already write a checkpoint."""
+        ask(self.cancels, *map(self._own, tasks))
+
+    def _own(self, task: str) -> str:
+        """The system's own name for a task, or for a whole array."""
+        return task
+
 
 class Slurm(System):
     """Slurm."""
@@ -270,6 +278,10 @@ class GridEngine(System):
         script = f"PATH=$SGE_O_PATH; {array.script}\n"  # Grid Engine gives tasks a PATH of its own
         return [*words, *cluster.options], script
 
+    def _own(self, task: str) -> str:
+        array, _, number = task.partition("_")
+        return f"{array}.{int(number) + 1}" if number else array
+
     def _tasks(self) -> Iterator[tuple[str, int, str, str]]:
         user = pwd.getpwuid(os.getuid()).pw_name
         said = ask("qstat", "-xml", "-g", "d", "-u", user)
@@ -320,6 +332,10 @@ class Pbs(System):
             script = f"exec {clock} /bin/sh -c {shlex.quote(script)}"
         return [*words, *cluster.options], f"{start}{script}\n"
 
+    def _own(self, task: str) -> str:
+        array, _, number = task.partition("_")
+        return array.replace("[]", f"[{number}]")
+
     def _tasks(self) -> Iterator[tuple[str, int, str, str]]:
         said = ask("qstat", "-s", "-t", "-w", "-u", pwd.getpwuid(os.getuid()).pw_name)
         line = r"^(\d+)\[(\d+)\]\S* .* ([A-Z]) +\S+ *$(?:\n +(\S.*))?"
@@ -356,7 +372,6 @@ class Lsf(System):
         return [*words, *cluster.options], f"#!/bin/sh\n{array.script}\n"
 
     def _own(self, task: str) -> str:
-        """LSF's name for a task, or for a whole array."""
         array, _, number = task.partition("_")
         return f"{array}[{int(number) + 1}]" if number else array
 

@@ -49,9 +49,10 @@ class Entry:
     """A job of the grid; `number` is its place there, from 1. `state` is its state before the
     sweep, with details `about` it; `status` is the exit status with which the sweep has run it,
     and `retries` how often it was tried again. If `moved`, its GPU broke and the sweep has started
-    it on another; `returned` is how many hosts have given it back. `drawn` is which draw of which
-    search it is. `halving` is the line below which it stands, `bracket` the jobs that it is
-    compared with, and `rung` where it pauses.
+    it on another; `returned` is how many hosts have given it back. What it has written counts for a
+    cluster's task `since` then, in ns. `drawn` is which draw of which search it is. `halving` is
+    the line below which it stands, `bracket` the jobs that it is compared with, and `rung` where it
+    pauses.
     """
 
     number: int
@@ -68,6 +69,7 @@ class Entry:
     retries: int = 0
     moved: bool = False
     returned: int = 0
+    since: int = 0
 
     @property
     def words(self) -> list[str]:
@@ -104,6 +106,12 @@ class Entry:
             case exit_status.OTHER_CODE:
                 return "stale"
         return "interrupted"
+
+    def go_on(self, since: int) -> None:
+        """Let it go on, instead of starting over again, if it has begun since then, in ns."""
+        if files.changed(self.job.path / layout.SETTINGS) > since:
+            self.flags = [flag for flag in self.flags if flag != "--force"]
+            self.state = "interrupted" if self.state == "stale" else self.state
 
     def set_rung(self) -> None:
         """Note where it pauses, by what is decided so far."""
@@ -261,9 +269,8 @@ def _word(pipe: BinaryIO) -> str:
 def ended(folder: Path, since: int) -> int | None:
     """Return the exit status for a job's outcome, if that was written since then, in ns."""
     path = folder / layout.OUTCOME
-    with suppress(OSError):
-        if path.stat().st_mtime_ns > since:
-            return ENDED.get(files.read_record(path).get("status", ""))
+    if files.changed(path) > since:
+        return ENDED.get(files.read_record(path).get("status", ""))
     return None
 
 

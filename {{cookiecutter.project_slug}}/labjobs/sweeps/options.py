@@ -69,11 +69,13 @@ class Flags:
 
     on: str = HERE
     """Submit the jobs to a cluster that cluster.toml describes; words after -- go to its sbatch,
-    qsub or bsub. local: this machine. `python jobs.py docs clusters` says more."""
+    qsub or bsub. local: this machine. hyades,local: both, whichever is free. `python jobs.py docs
+    clusters` says more."""
 
     hosts: str | None = None
     """Run the jobs on these workstations, over ssh, such as gpu1,gpu2:0-3 with some GPUs of gpu2.
-    local: this machine. `python jobs.py docs clusters` says what they need."""
+    local: this machine. With --on: on the cluster too. `python jobs.py docs clusters` says what
+    they need."""
 
     slurm: bool = False
     """Submit the jobs to Slurm, with sbatch's options after -- and no cluster.toml."""
@@ -91,8 +93,8 @@ class Nothing:
     """No other flags."""
 
 
-ONLY_HERE = ("gpus", "per_gpu", "retries", "fail_fast", "budget")
-"""Flags of a sweep on this machine."""
+ONLY_HERE = ("gpus", "per_gpu", "retries", "fail_fast")
+"""Flags of a sweep that does not end before its jobs."""
 
 
 def from_environment(variable: str, usual: float) -> float:
@@ -116,8 +118,10 @@ def read(words: list[str]) -> tuple[Flags, Cluster | None]:
     except SettingsError as error:
         is_sbatchs = "--slurm" in own and "no such flag" in str(error)
         raise SettingsError(f"{error}{'; options of sbatch go after --' * is_sbatchs}") from None
-    away = flags.slurm or flags.on != HERE
-    here = [option(name) for name in ONLY_HERE if away and getattr(flags, name)]
+    places = flags.on.split(",")
+    clusters = [name for name in places if name != HERE]
+    away, shares = flags.slurm or clusters, flags.hosts or len(places) > 1
+    here = [option(name) for name in ONLY_HERE if getattr(flags, name)]
     wrong = {
         "--json: only with --list": flags.json and not flags.list,
         "--cost: only with --list": flags.cost and not flags.list,
@@ -125,16 +129,20 @@ def read(words: list[str]) -> tuple[Flags, Cluster | None]:
         "--at-most: only with --on or --slurm": flags.at_most and not away,
         "--piece: only with --on or --slurm": flags.piece and not away,
         "--: only with --on or --slurm": more and not away,
-        "--hosts: not with --on or --slurm": flags.hosts and away,
+        f"--on {flags.on}: one cluster at a time, and local": len(clusters) > 1,
+        "--budget: not with --on or --slurm": flags.budget and away,
         "--gpus: not with --hosts; write --hosts local:0-3": flags.gpus and flags.hosts,
         "--slurm: not with --on": flags.slurm and flags.on != HERE,
-        f"{', '.join(here)}: not with --on or --slurm": here,
+        f"{', '.join(here)}: not with --on or --slurm alone": here and away and not shares,
         "--gpus-per-job: not with --per-gpu": flags.per_gpu and flags.gpus_per_job > 1,
     }
     for line in filter(wrong.get, wrong):
         raise SettingsError(line)
     if not away:
         return flags, None
+    if HERE in places and clusters:
+        hosts = ",".join(filter(None, [HERE, flags.hosts]))
+        flags = replace(flags, on=clusters[0], hosts=hosts)
     piece = _seconds(flags.piece) if flags.piece else 0
     found = Cluster() if flags.slurm else cluster(flags.on)
     count, submits = flags.gpus_per_job, found.batch.submits
@@ -142,6 +150,8 @@ def read(words: list[str]) -> tuple[Flags, Cluster | None]:
         raise SettingsError(taken)
     if not shutil.which(submits):
         raise SettingsError(f"{found.flag}: there is no {submits} on this machine")
+    if found.container and flags.hosts:
+        raise SettingsError(f"{found.flag}: its container is not for local and --hosts")
     gpus, options = count if found.gpus or count > 1 else 0, [*found.options, *more]
     found = replace(found, gpus=gpus, options=options, at_most=flags.at_most)
     if piece:

@@ -51,14 +51,15 @@ class State(NamedTuple):
 
 
 class View:
-    """What the store and batch systems know about the project's jobs at one moment."""
+    """What the store and batch systems know about the project's jobs at one moment; `silent` says
+    which systems cannot be asked."""
 
     def __init__(self) -> None:
         self.known = stored_jobs.known(experiment_name())
         away = self.known.problem
         self.problems = [f"{away}; going by the jobs' folders alone"] if away else []
-        self.queued, silent = arrays.queued(PROJECT / layout.SWEEPS)
-        self.problems += [f"{why}; the jobs in its queue are not known" for why in silent]
+        self.queued, self.silent = arrays.queued(PROJECT / layout.SWEEPS)
+        self.problems += [f"{why}; the jobs in its queue are not known" for why in self.silent]
 
     def state(self, job: JobFolder[Any]) -> State:
         """Return the state of a job."""

@@ -2,21 +2,18 @@
 
 run.sh starts `python -m labjobs.sweeps.sweep FOLDER FLAGS`, with the sweep's folder and its own
 flags. Once the grid is complete (grid.py), every job is read, the code is copied, and the jobs that
-are left are checked; then they run or are submitted to a cluster (arrays.py). Of the project, this
-process imports only settings.py, and it does not import torch.
+are left are checked; then they run (queue.py) or are submitted to a cluster (arrays.py). Of the
+project, this process imports only settings.py, and it does not import torch.
 """
 
 import json
 import math
 import os
-import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +22,7 @@ from typing import Any, Literal, NoReturn
 from labjobs import exit_status, files, installation, layout, settings
 from labjobs.cli.flags import of as settings_flags
 from labjobs.distributed import ranks
-from labjobs.errors import DISK_IS_FULL, SettingsError, cause
+from labjobs.errors import SettingsError, cause
 from labjobs.files import PROJECT
 from labjobs.job import attempts, identity, provenance, terminal
 from labjobs.job.runtime import Runtime
@@ -33,11 +30,12 @@ from labjobs.job.terminal import leave
 from labjobs.sweeps import arrays, gpus, grid, messages, proposals, search, states
 from labjobs.sweeps.clusters import Cluster
 from labjobs.sweeps.forecast import Budget, Forecast
-from labjobs.sweeps.gpus import LOOK, Gpu
+from labjobs.sweeps.gpus import Gpu
 from labjobs.sweeps.grid import STARTED, Entry
 from labjobs.sweeps.hosts import Hosts, Slot
-from labjobs.sweeps.options import Flags, from_environment, read
-from labjobs.sweeps.starter import PAUSE, Running, Starter
+from labjobs.sweeps.options import Flags, read
+from labjobs.sweeps.queue import Queue, Share
+from labjobs.sweeps.starter import Starter
 from labjobs.tracking import mlflow_client
 
 
@@ -58,10 +56,10 @@ def run(folder: Path, words: list[str]) -> int:
             while (status := sweep.run()) is None:
                 _leave_when_asked()
             grown = False
-            if not (status or only_shown or cluster):
+            if not (status or only_shown or sweep.hands_over):
                 _leave_when_asked()
                 grown, waiting = _grow(folder, first, confirmed)
-            if waiting and not (grown or status or cluster or flags.json):
+            if waiting and not (grown or status or sweep.hands_over or flags.json):
                 return leave(status, f"{waiting[0]} waits until all jobs before it have results")
             if not grown:
                 return status
@@ -155,6 +153,11 @@ class Sweep:
     lock: int
     budget: Budget
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether it hands all jobs over to a cluster, and ends before them."""
+        return self.cluster is not None and not self.flags.hosts
+
     def run(self) -> int | None:
         """Run the jobs of the grid, or do what the flags say instead; return the exit status, or
         None if a search goes on."""
@@ -166,7 +169,7 @@ class Sweep:
         if self.flags.list or self.flags.watch:
             return self._show(entries)
         states.clear_snapshots(self.folder)
-        here = self._here(entries) if self.hosts.here and not self.cluster else []
+        here = self._here(entries) if self.hosts.here and not self.hands_over else []
         view = states.View()
         view.warn()
         left = self._left(entries, view)
@@ -183,14 +186,16 @@ class Sweep:
             print(f"no commit is recorded: {why}", flush=True)
         if problem := installation.problem(PROJECT):
             print(problem, flush=True)
-        if self.cluster:
+        if self.cluster and self.hands_over:
             status = self._submit(self.cluster, left, view, since)
             submitted = {*left}
             return status or _name_left_out([entry for entry in entries if entry not in submitted])
         places = self._places(here, away, starter)
         if self.flags.budget:
             left = self.budget.ordered(left, self._forecast(entries, [gpu for gpu, _ in places]))
-        status = _run_here(entries, Queue(left, len(named), places, self.flags, since, self.budget))
+        share = Share(self.folder, self.cluster, since) if self.cluster else None
+        queue = Queue(left, len(named), places, self.flags, since, self.budget, share)
+        status = _run_here(entries, queue)
         for line in self.budget.lines(entries):
             leave(status, f"run.sh: --budget {self.flags.budget:g}: {line}")
         return None if not status and len(grid.needed(named)) > len(entries) else status
@@ -226,8 +231,10 @@ class Sweep:
         """Find the state of each job (`repeated` if it is earlier in the grid too, `skipped`
         because of --only); return the jobs that are left to run, inputs first."""
         to_run = {*STARTED}
-        if not self.cluster:
+        if not self.hands_over:
             to_run.add("running")  # wait for it; on a cluster, waiting would block a GPU
+        if self.cluster and not self.hands_over:
+            to_run.add("queued")  # until a place is free for it
         if view.known.problem:
             to_run.remove("unsent")
         if self.flags.redo_stale:
@@ -241,14 +248,14 @@ class Sweep:
                 entry.state = "skipped"
             seen.add(entry.job.id)
         left = {entry.job.id: entry for entry in entries if entry.state in to_run}
-        if left and not (only or self.cluster):  # those that are compared with them may train on
+        if left and not (only or self.hands_over):  # those that are compared with them may train on
             left |= {e.job.id: e for e in entries if e.bracket and e.state == "paused"}
         settings = {job: entry.job.settings for job, entry in left.items()}
         return [left[job] for job in attempts.inputs_first(settings)]
 
     def _end_at_once(self, entries: list[Entry]) -> int:
         """Say what the jobs are, none of which is left to run."""
-        if not self.cluster:
+        if not (self.cluster and self.hands_over):
             return _end(entries)
         _note_stopped(entries)
         count = Counter(entry.state for entry in entries)
@@ -300,7 +307,7 @@ class Sweep:
         return [*((place, starter) for place in here), *((slot, distant) for slot in away)]
 
 
-def _run_here(entries: list[Entry], queue: "Queue") -> int:
+def _run_here(entries: list[Entry], queue: Queue) -> int:
     """Run the jobs of a queue on this machine, and print the results; return the exit status."""
     try:
         queue.run()
@@ -405,257 +412,6 @@ def _leave_early(status: int, *_: object) -> NoReturn:
     for number in (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     sys.exit(leave(status, "run.sh: nothing was started"))
-
-
-# The queue: each place of the machine takes jobs in their order, one after another.
-#
-# run.py guarantees that no job runs twice: a job that another sweep is running ends with status 4;
-# the queue then waits for it and uses its outcome.
-
-
-MOST_HOSTS = 10  # hosts that may give a job back
-
-QUIET, TIMES = 600.0, 10
-"""Seconds that a job may log nothing, and how many times as long as ever before, before a message
-says so."""
-
-
-@dataclass
-class Worker:
-    """A place, what starts jobs there, and the job that runs there; `said` is the last message
-    about why it waits. `size` is that of the job's journal, which last grew when it was `heard`,
-    after `longest` at most."""
-
-    gpu: Gpu | Slot
-    starter: Starter
-    running: tuple[Entry, Running] | None = None
-    said: str = ""
-    size: int = 0
-    heard: float = 0.0
-    longest: float = 0.0
-
-    def is_stuck(self, entry: Entry, quiet: float) -> bool:
-        """Return whether its job has logged nothing for too long, and at least `quiet` seconds;
-        again only after TIMES as long."""
-        now, size = time.monotonic(), self.size
-        with suppress(OSError):
-            size = (entry.job.path / layout.JOURNAL).stat().st_size
-        if size != self.size:
-            self.longest = max(self.longest, now - self.heard if self.size else 0)
-            self.size, self.heard = size, now
-        if not self.size or now - self.heard < max(quiet, TIMES * self.longest):
-            return False
-        self.longest = now - self.heard
-        return True
-
-
-class Queue:
-    """Runs the jobs that are `left` of a grid of `count`, and notes the status of each. What other
-    sweeps have done counts if it was done `since` then, in ns.
-
-    `status` is the exit status of a sweep that was asked to stop, and 0 before. run.sh forwards the
-    signals that it receives: Ctrl-C as USR1, since the terminal sends INT to all processes, and the
-    others as TERM. Raises SettingsError for a NOTIFY_SECONDS that is no number.
-    """
-
-    def __init__(
-        self,
-        left: Sequence[Entry],
-        count: int,
-        places: Sequence[tuple[Gpu | Slot, Starter]],
-        flags: Flags,
-        since: int,
-        budget: Budget,
-    ) -> None:
-        self._quiet = from_environment("NOTIFY_SECONDS", QUIET)
-        self.status = 0
-        self._why = ""
-        self._kill = False
-        signal.signal(signal.SIGUSR1, lambda *_: self._ask(130, "Ctrl-C"))
-        signal.signal(signal.SIGTERM, lambda *_: self._ask(143, "a signal"))
-        self._left, self._count = [*left], count
-        self._flags, self._since, self._budget = flags, since, budget
-        self._workers = [Worker(*place) for place in places]
-        own = {entry.job.id: entry for entry in left}
-        self._brackets = {entry.bracket for entry in left if entry.bracket}
-        self._inputs = {e.number: [own[job] for job in e.inputs if job in own] for e in left}
-        self._elsewhere: list[Entry] = []
-        self._broken: set[str] = set()
-        self._failed = False
-        self._next_look = 0.0
-        self._sent = 0
-        self._run_sh = os.getppid()
-
-    def run(self) -> None:
-        """Run all jobs. When asked to stop, start no more, and ask the running ones to stop."""
-        while self._goes_on() or any(worker.running for worker in self._workers):
-            if self._budget.is_spent:
-                self._ask(1, "--budget")
-            self._stop_jobs()
-            for worker in self._workers:
-                if worker.running:
-                    self._look_after(worker, *worker.running)
-                elif self._goes_on() and self._works(worker) and (entry := self._next()):
-                    self._begin(worker, entry)
-                else:
-                    worker.gpu.release()  # of a host, which was asked for, for another job
-            self._look_elsewhere()
-            time.sleep(PAUSE)
-
-    def _goes_on(self) -> bool:
-        """Whether more jobs should be started; not after run.sh has ended."""
-        stops = self.status or os.getppid() != self._run_sh
-        return not stops and bool(self._elsewhere or self._next())
-
-    def _works(self, worker: Worker) -> bool:
-        return worker.gpu.device not in self._broken
-
-    def _ask(self, status: int, why: str) -> None:
-        """Ask the sweep to stop; a later Ctrl-C asks it to kill the jobs."""
-        if self.status:
-            self._kill |= why == "Ctrl-C"
-        else:
-            self.status, self._why = status, why
-
-    def _next(self) -> Entry | None:
-        """The first job whose inputs have ended, whether or not they failed: the job itself reports
-        a failed input. If there is none, the best that may pass its rung of a halving. The budget
-        has to last for it."""
-        leading: list[tuple[int, Entry]] = []
-        for entry in filter(self._budget.lasts, self._left):
-            if entry.bracket and not entry.bracket.is_due(entry.job):
-                rank = entry.bracket.lead(entry.job)
-                leading += [] if rank is None else [(rank, entry)]
-            elif all(each.status is not None for each in self._inputs[entry.number]):
-                return entry
-        return min(leading, key=lambda each: each[0])[1] if leading else None
-
-    def _begin(self, worker: Worker, entry: Entry) -> None:
-        """Start a job, for the first time or again, if its place is free."""
-        gpu = worker.gpu
-        if not gpu.take():
-            if worker.said != gpu.why:
-                worker.said = gpu.why
-                _print(f"{gpu.device} {gpu.why}; waiting")
-            return
-        worker.said = ""
-        self._left.remove(entry)
-        again = entry.retries or entry.moved or entry.returned or entry.bracket
-        known = None if again else grid.ended(entry.job.path, since=self._since)
-        if known is not None:  # another sweep has run it
-            self._leave(worker, entry, known)
-            return
-        entry.set_rung()
-        words = shlex.join(entry.words)
-        self._say(entry, f"job {entry.job.id} started on {gpu.device}: {words}")
-        try:
-            attempt, starter = entry.job.path, worker.starter
-            job = Running(attempt, entry.words, gpu.device, starter, gpu.env, gpu.files)
-            worker.running, worker.size, worker.longest = (entry, job), 0, 0.0
-            self._budget.begin(entry)
-        except OSError as error:
-            self._say(entry, f"job {entry.job.id} cannot be started: {cause(error)}")
-            self._leave(worker, entry, exit_status.FAILED)
-
-    def _look_after(self, worker: Worker, entry: Entry, job: Running) -> None:
-        """Record how a job has ended, if it has; one that is tried again comes first."""
-        status = job.status()
-        if status is None:
-            if worker.is_stuck(entry, self._quiet):
-                messages.send(f"job {entry.job.id} has stopped logging: {entry.job.name}")
-            return
-        ending = job.ending(status)
-        self._say(entry, ending)
-        why = job.failed_by(status)
-        again = why == "memory" and not self.status and entry.retries < self._flags.retries
-        entry.retries += again
-        if status == exit_status.GIVEN_BACK and isinstance(worker.gpu, Slot):
-            again = not self.status and entry.returned < MOST_HOSTS
-            self._leave_host(worker.gpu, entry, ending)
-        if why == "gpu" and not entry.moved:  # twice: it is the job's own mistake
-            again = entry.moved = True
-            self._leave_gpu(worker)
-        self._leave(worker, entry, None if again else status)
-        if entry.status is not None and entry.state_after == "failed":
-            if not self._failed:
-                messages.send(f"a job has failed, the first one: {ending}")
-            self._failed = True
-            if self._flags.fail_fast:
-                self._ask(1, "--fail-fast")
-
-    def _leave_gpu(self, worker: Worker) -> None:
-        """Start no more jobs on a broken GPU, which would fail one after another."""
-        self._broken.add(worker.gpu.device)
-        _print(f"{worker.gpu.device} is broken: no more jobs are started on it")
-        if not any(map(self._works, self._workers)):
-            self._ask(1, "broken GPUs")
-
-    def _leave_host(self, slot: Slot, entry: Entry, ending: str) -> None:
-        """Start no jobs on a host for a while, or no more if its disk is full."""
-        entry.returned += 1
-        if entry.state == "stale":  # it has started over by now
-            entry.state = "interrupted"
-        slot.leave_alone()
-        if DISK_IS_FULL in ending:
-            of_host = (w.gpu for w in self._workers if isinstance(w.gpu, Slot))
-            self._broken |= {each.device for each in of_host if each.host is slot.host}
-            _print(f"{slot.host.name}: {DISK_IS_FULL}: no more jobs are started there")
-        if not any(map(self._works, self._workers)):
-            self._ask(1, "full disks")
-
-    def _leave(self, worker: Worker, entry: Entry, status: int | None) -> None:
-        worker.running = None
-        worker.gpu.release()
-        self._budget.end(entry)
-        if status is None:
-            self._left.insert(0, entry)
-        elif status == exit_status.ELSEWHERE:
-            self._elsewhere.append(entry)
-        else:
-            entry.status = status
-            self._look_at_rungs(entry)
-
-    def _look_at_rungs(self, entry: Entry) -> None:
-        """See who trains on now that a job has ended; if this one may, it comes first in the queue,
-        unless it has measured nothing at its rung."""
-        for bracket in self._brackets:
-            bracket.look()
-        came = entry.bracket and entry.rung != entry.bracket.pause_after(entry.job)
-        if came and not entry.status and entry.state_after in ("paused", "interrupted"):
-            entry.state = "interrupted"
-            self._left.insert(0, entry)
-
-    def _look_elsewhere(self) -> None:
-        """Put jobs back into the queue that no other process is training any more."""
-        if self._elsewhere and time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + LOOK
-            view = states.View()
-            for bracket in self._brackets:
-                bracket.look()
-            for entry in [*self._elsewhere]:
-                if view.state(entry.job).word != "running":
-                    self._elsewhere.remove(entry)
-                    self._left.append(entry)
-
-    def _stop_jobs(self) -> None:
-        """Ask the running jobs to stop, and later kill them, if that is requested."""
-        asked = signal.SIGKILL if self._kill else signal.SIGTERM if self.status else 0
-        if asked == self._sent:
-            return
-        self._sent = asked
-        text = f"stopping the jobs because of {self._why}; a second Ctrl-C kills them"
-        leave(exit_status.FAILED, f"run.sh: {'killing the jobs' if self._kill else text}")
-        for worker in self._workers:
-            if worker.running:
-                worker.running[1].send_signal(asked)
-
-    def _say(self, entry: Entry, text: str) -> None:
-        _print(f"[{entry.number}/{self._count}] {text}")
-
-
-def _print(line: str) -> None:
-    with suppress(OSError):  # nobody reads the output any more, which is no reason to stop
-        print(line, flush=True)
 
 
 def main(folder: Path, words: list[str]) -> int:
