@@ -215,6 +215,64 @@ def test_a_gpu_of_after_the_h100(machine, project, tmp_path):
     assert (tags["device"], tags["precision"]) == ("RTX 5090 (a stand-in)", "bf16")
 
 
+@pytest.fixture
+def noting(machine, project, tmp_path):
+    """A project, and whether its forward function ran as it is since that was last asked."""
+    note = tmp_path / "ran-as-it-is"
+    made = machine.host(project.copy(tmp_path / "project"))
+    made.edit(
+        "run.py",
+        "    inputs, labels = batch\n",
+        "    inputs, labels = batch\n"
+        "    whole = len(labels) == settings.batch_size\n"
+        "    if whole and not torch.compiler.is_compiling():\n"
+        f"        open({str(note)!r}, 'w').close()\n",
+    )
+
+    def ran_as_it_is() -> bool:
+        found = note.exists()
+        note.unlink(missing_ok=True)
+        return found
+
+    return made, ran_as_it_is
+
+
+SHORT = ("--steps", "3", "--schedule", "constant", "--eval-every", "3")
+WORTH = ("--steps", "1000000", *SHORT[2:])
+"""The length of a job whose 85,002 weights and batches of 64 examples make it worth compiling."""
+
+
+def test_auto_compiles_a_job_worth_it_each_time_it_goes_on(noting):
+    """That a shorter job, which it continues, was not is said: compiled code has other bits."""
+    host, ran_as_it_is = noting
+    short = host.finish(*SHORT)
+    assert ran_as_it_is()
+    for pause, says in (("6", True), ("9", False)):
+        going_on = ("--init-from", f"{short}:last", "--pause-after", pause)
+        done = succeeded(host.run(*WORTH, *going_on))
+        assert not ran_as_it_is()
+        assert ("that job was too short to be compiled" in done.stdout) is says
+    sizes = ("--smallest", "64", "--largest", "64")  # in jobs of a million steps
+    host.do("python", "jobs.py", "find", "batch-size", *sizes, "--", *SHORT)
+    assert ran_as_it_is()
+
+
+AUTO = {
+    ("--steps", "12000"): True,
+    ("--steps", "100000", "--batch-size", "640"): False,
+    ("--minutes", "2000"): False,
+    ("--minutes", "60"): True,
+}
+
+
+@pytest.mark.alike
+@pytest.mark.parametrize("words", AUTO)
+def test_auto_compiles_by_the_weights_and_the_examples(noting, words):
+    host, ran_as_it_is = noting
+    succeeded(host.run(*words, "--pause-after", "3"))
+    assert ran_as_it_is() is AUTO[words]
+
+
 @pytest.mark.alike
 def test_a_job_that_is_continued_has_the_gpus_random_numbers(machine, project, job, tmp_path):
     other = machine.host(project.copy(tmp_path / "project"))

@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import optimizers
 import pytest
-import torch
 from attempts import At, plain
 from labjobs import layout
 from labjobs.job import journal
 from labjobs.settings import Span, Weights
-from labjobs.training import compilation
 from labjobs.training.init_from import Trained, can_go_on, extension_problem
 from labjobs.training.optim import EMA
 from settings import Settings as Template
@@ -127,18 +125,6 @@ def test_what_would_be_another_job_is_refused(toy, first, longer, said):
     (line,) = [each for each in long.said.splitlines() if "run.py: " in each]
     assert line.startswith(f"run.py: --init-from {end_of(short)}: {said}"), line
     assert not long.folder.exists()  # nothing was begun
-
-
-def test_that_a_job_was_too_short_to_be_compiled_is_said(toy, monkeypatch):
-    """On a GPU `auto` compiles long jobs alone, and compiled code has other bits."""
-    short = toy.done("parts", **{**CONSTANT, "epochs": 2})
-    is_long = lambda choice, device, steps: choice == "auto" and steps > 3 * STEPS  # noqa: E731
-    monkeypatch.setattr(compilation, "wanted", is_long)
-    monkeypatch.setattr(torch, "compile", lambda function, **how: function)
-    for compile, epochs in (("auto", 4), ("off", 5)):
-        longer = {**CONSTANT, "epochs": epochs, "init_from": end_of(short)}
-        done = toy.done("parts", runtime={"compile": compile}, **longer)
-        assert ("that job was too short to be compiled" in done.log) is (compile == "auto")
 
 
 def test_a_loop_that_does_not_say_its_schedule_is_refused(toy):

@@ -185,25 +185,19 @@ def test_a_function_that_torch_compiles_no_more_is_named(graphs):
     assert [event for event in compilation.events if " hit config." in event and "reason" in event]
 
 
-@pytest.mark.parametrize(
-    ("choice", "device", "steps", "compiles"),
-    [
-        ("max-autotune", "cpu", 1, True),
-        ("off", "cuda", 10**6, False),
-        ("on", "cpu", 1, True),
-        ("auto", "cpu", 10**6, False),
-        ("auto", "cuda", compilation.WORTH_STEPS - 1, False),
-        ("auto", "cuda", compilation.WORTH_STEPS, True),
-        ("auto", "cuda", None, True),
-    ],
-)
-def test_auto_compiles_long_jobs_on_a_gpu(choice, device, steps, compiles):
-    assert compilation.wanted(choice, torch.device(device), steps) is compiles
+def test_auto_decides_once_when_the_length_of_the_job_is_known(graphs):
+    answers = iter([None, True])
+    precision = Precision("fp32", torch.device("cpu"))
+    prepared = Prepared(of_texts, precision, "auto", pays=lambda _: next(answers))
+    model, batch = torch.nn.EmbeddingBag(20, 3), texts(8, 5)
+    compiled = []
+    for _ in range(3):
+        prepared(model, batch, None)
+        compiled.append(len(graphs))
+    assert compiled == [0, 1, 1]
 
 
-def test_a_job_that_measures_is_compiled_as_the_one_that_it_measures_for(toy, monkeypatch):
-    asked = []
-    monkeypatch.setattr(compilation, "wanted", lambda *given: bool(asked.append(given[2])))
-    monkeypatch.setenv("JOB_LENGTH", '{"epochs": 2, "steps": 0, "minutes": 0}')
-    toy.done(steps=STEPS)
-    assert asked == [2 * STEPS]
+def test_auto_compiles_nothing_on_a_cpu(toy, graphs, monkeypatch):
+    monkeypatch.setattr(compilation, "WORTH", 0.0)
+    toy.done()
+    assert graphs == []

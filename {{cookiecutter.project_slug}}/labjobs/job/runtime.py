@@ -32,10 +32,10 @@ class Runtime:
     """Device to train on: auto, cpu, cuda, cuda:1 or mps. auto: a GPU if there is one."""
 
     compile: Compile = setting("auto", only_with=BATCHES)
-    """Whether to use torch.compile. auto: on a CUDA GPU, if the job is long enough for compiling to
-    pay off. reduce-overhead: use CUDA graphs in training, for small networks on a GPU.
-    max-autotune: use CUDA graphs, and try several kernels to find the fastest, which takes long.
-    max-autotune-no-cudagraphs: the same without CUDA graphs."""
+    """Whether to use torch.compile. auto: on a CUDA GPU, if the network is large and the job long
+    enough for compiling to pay off. reduce-overhead: use CUDA graphs in training, for small
+    networks on a GPU. max-autotune: use CUDA graphs, and try several kernels to find the fastest,
+    which takes long. max-autotune-no-cudagraphs: the same without CUDA graphs."""
 
     graph: Literal["auto", "on", "off"] = setting("auto", only_with=LENGTHS)
     """Whether a step that run.py gives to job.graphed is one CUDA graph: on a GPU, for small

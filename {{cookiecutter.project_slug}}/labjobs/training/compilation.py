@@ -109,10 +109,11 @@ be any module, such as one that holds several."""
 Function = Callable[..., tuple[Any, ...]]
 Region = Callable[..., tuple[tuple[Any, ...], dict[str, tuple[Any, ...]]]]
 
-WORTH_STEPS = 10_000
-"""Optimizer steps from which `auto` compiles: compiling takes about half a minute, earned back over
-this many steps at a gain of 3 ms a step. On an H200 GPT-2's took 6 of 31 ms less, resnet18's with
-64 images 2 of 12; a perceptron's took longer (docs/gpu-runs.md of the template)."""
+WORTH = 5e12
+"""Weights times examples, of a whole job, from which `auto` compiles, which takes about half a
+minute. For each of these, compiled code saved 3 ps in resnet18 and 4 ps in GPT-2 on an H200, so 15
+to 20 s by then, and nothing in a perceptron (benchmarks/gpu/steps.md of the template); on an A100
+it saves nearly half of GPT-2's time (github.com/karpathy/nanoGPT, README)."""
 
 LOGGERS = {
     "recompiles": "torch._dynamo.guards.__recompiles",
@@ -137,14 +138,6 @@ GRAPHS = {"reduce-overhead": "on", "max-autotune": "max-autotune-no-cudagraphs"}
 """Choices of --compile that record CUDA graphs, and their equivalents without."""
 
 events: list[str] = []  # what slowed compiled code down, each in one line
-
-
-def wanted(choice: str, device: torch.device, steps: int | None) -> bool:
-    """Return whether to compile: not if `off`; if `auto`, on a CUDA GPU, for jobs of at least
-    WORTH_STEPS steps (None: not known yet)."""
-    if choice == "auto":
-        return device.type == "cuda" and (steps is None or steps >= WORTH_STEPS)
-    return choice != "off"
 
 
 def graphs(choice: str, device: torch.device) -> bool:
@@ -226,7 +219,7 @@ class UsualShapes:
 
 class Prepared:
     """A forward function under autocast and compiled as `compile` says, if it is not `off`; `plain`
-    without both.
+    without both. With `auto`, `pays` says whether compiling pays for a model; None: not known yet.
 
     It is compiled for the shapes of the first batch in training and the first in evaluation. An
     epoch's smaller last batch runs as it is. Should batches differ in more than their number of
@@ -236,21 +229,24 @@ class Prepared:
     """
 
     def __init__(
-        self, forward: Function, precision: Precision, compile: str, usual: Shapes | None = None
+        self,
+        forward: Function,
+        precision: Precision,
+        compile: str,
+        usual: Shapes | None = None,
+        pays: Callable[[nn.Module], bool | None] = lambda _: None,
     ) -> None:
         self.precision = precision
         self.plain = forward
-        self.compiled = compile != "off"
-        if self.compiled:
-            without = GRAPHS.get(compile, compile)
-            self._to_train = compiled(region(forward), compile)
-            self._to_evaluate = compiled(region(forward), without)
-            self._for_any = compiled(region(forward), without, dynamic=True)
+        self._compile, self._pays = compile, pays
         self._usual: Shapes = {} if usual is None else usual
+        self._decide(None if compile == "auto" else compile != "off")
 
     def __call__(self, model: nn.Module, batch: Any, *more: Any) -> tuple[Any, ...]:
         """Return the loss (), what was measured, with its sums if compiled, and anything else."""
         with self.precision.autocast():
+            if self.compiled is None:
+                self._decide(self._pays(model))
             compiled = self._compiled_for(model.training, batch)
             if not compiled:
                 return self.plain(model, batch, *more)
@@ -258,6 +254,14 @@ class Prepared:
                 (loss, measured, *others), made = compiled(model, batch, *more)
             sums = {name: Sum(*pair) for name, pair in made.items()}
             return loss, Measured(measured, sums), *others
+
+    def _decide(self, compile: bool | None) -> None:
+        self.compiled = compile
+        if compile:
+            without = GRAPHS.get(self._compile, self._compile)
+            self._to_train = compiled(region(self.plain), self._compile)
+            self._to_evaluate = compiled(region(self.plain), without)
+            self._for_any = compiled(region(self.plain), without, dynamic=True)
 
     def _compiled_for(self, training: bool, batch: Any) -> Region | None:
         """The compiled function for a batch; None for one that is only smaller than the first."""

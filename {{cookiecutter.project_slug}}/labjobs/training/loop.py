@@ -200,16 +200,12 @@ class Job(Generic[S]):
         chosen = Precision(precision, self.device, keep_weights=not self.runtime.shard)
         if hasattr(self._folder, "journal"):  # a sweep that only checks the job asks no GPU
             self._note_precision(precision, chosen.name)
-        length = self._length
-        if given := os.environ.get(purpose.LENGTH):  # of the job that this one measures for
-            length = length.of(SimpleNamespace(**json.loads(given)))
-        known = not length.in_epochs or length.steps_per_epoch is not None
-        steps = length.total if known else None
-        choice = self.runtime.compile
-        wanted = compilation.wanted(choice, self.device, steps)
-        self._background.compiles |= wanted
-        compile = choice if wanted else "off"
-        self._prepared.append(Prepared(forward, chosen, compile, self._shapes.of_next()))
+        compile = self.runtime.compile
+        if compile == "auto" and self.device.type != "cuda":
+            compile = "off"
+        self._background.compiles |= compile != "off"
+        shapes = self._shapes.of_next()
+        self._prepared.append(Prepared(forward, chosen, compile, shapes, self._compiling_pays))
         return cast(F, self._prepared[-1])
 
     def init(self, **models: nn.Module) -> None:
@@ -301,10 +297,6 @@ class Job(Generic[S]):
         self._meter.skips = self._scales
         self._state = TrainingState(attempt, folder.journal, minutes, parts, self._processes, shard)
         self._state.restore(self._first_state)
-        compiles = partial(compilation.wanted, runtime.compile, self.device)
-        if (done := self._beginning.done) and compiles(self._length.total) and not compiles(done):
-            line = "that job was too short to be compiled; with --compile off, both have the bits"
-            log.warning("%s of a single job", line)
         if several:
             averaged = [getattr(part, "model", None) for part in training.values()]
             every = [*models, *(model for model in averaged if isinstance(model, nn.Module))]
@@ -825,6 +817,23 @@ class Job(Generic[S]):
         journal.tags({"precision": ", ".join(self._precisions)})
         peak = probes.peak(devices.describe(self.device), name)
         self._watch.peak = peak and peak * self._processes.rank.size
+
+    def _compiling_pays(self, model: nn.Module) -> bool | None:
+        """Whether the job is long enough for its functions of this model to be compiled; None while
+        its length is not known. It depends on the settings alone, so it is the same when the job
+        goes on, and in the jobs with which `find` measures for it."""
+        length = self._length
+        if given := os.environ.get(purpose.LENGTH):  # of the job that this one measures for
+            length = length.of(SimpleNamespace(**json.loads(given)))
+        if (steps := length.expected) is None:
+            return None
+        weights = sum(weight.numel() for weight in model.parameters())
+        each = weights * int(getattr(self.settings, "batch_size", 1))
+        pays = steps * each >= compilation.WORTH
+        if pays and (done := self._beginning.done) and done * each < compilation.WORTH:
+            line = "that job was too short to be compiled; with --compile off, both have the bits"
+            log.warning("%s of a single job", line)
+        return pays
 
     @property
     def _has_begun(self) -> bool:

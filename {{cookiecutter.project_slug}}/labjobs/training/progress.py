@@ -39,6 +39,7 @@ class Stateful:
 
 WARM_UP = 10  # steps before the timed ones: they compile code, choose kernels and fill caches
 TIMED = 20  # steps whose time tells how many steps fit into --minutes
+A_MINUTE = 600  # steps that it counts as before that
 
 
 class Length(Stateful):
@@ -132,6 +133,14 @@ class Length(Stateful):
                 "the number of steps is not known before job.batches(…, shuffle=True) is called"
             )
         return self.steps_in(self.epochs, "--epochs")
+
+    @property
+    def expected(self) -> int | None:
+        """Steps of the whole job, by its settings and its data alone; None before the length of an
+        epoch is known."""
+        if self.minutes:
+            return round(A_MINUTE * self.minutes)
+        return None if self.in_epochs and self.steps_per_epoch is None else self.total
 
     def fraction(self, step: int) -> float:
         """Return the fraction of the job that is done after so many steps; of its time while its
