@@ -6,10 +6,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 from attempts import At
+from labjobs import machine
 from labjobs.devices import Precision
 from labjobs.training import compilation
 from labjobs.training.compilation import Prepared
 from torch import Tensor
+from torch._inductor import config
 from toy import STEPS, Loop, forward
 
 COMPILED = {"compile": "on"}
@@ -68,6 +70,26 @@ def test_a_job_that_goes_on_at_a_smaller_last_batch_compiles_the_usual_shape(toy
     rows.clear()
     assert toy.run("paused", runtime=COMPILED).status == 0
     assert rows[0] == {8}
+
+
+def test_a_job_compiles_on_its_fraction_of_the_cores(monkeypatch):
+    monkeypatch.setattr(config, "compile_threads", 32)
+    monkeypatch.setattr(machine, "cores", lambda: 3)
+    compilation.compiled(of_texts, "on")
+    assert config.compile_threads == 3
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "32")
+    monkeypatch.setattr(config, "compile_threads", 32)
+    compilation.compiled(of_texts, "on")
+    assert config.compile_threads == 32
+
+
+@pytest.mark.skipif(not hasattr(config, "deterministic"), reason="torch cannot do so yet")
+def test_no_kernel_is_chosen_by_its_time_if_all_is_deterministic(monkeypatch):
+    monkeypatch.setattr(config, "deterministic", False)
+    for on in (False, True):
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda on=on: on)
+        compilation.compiled(of_texts, "max-autotune")
+        assert config.deterministic is on
 
 
 @dataclass

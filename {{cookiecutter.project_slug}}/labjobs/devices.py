@@ -103,7 +103,6 @@ def use(device: torch.device, deterministic: bool) -> None:
     """
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
-        os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"  # no kernel is chosen by its time
         torch.use_deterministic_algorithms(True)
     if device.type == "cuda":
         _refuse_unbuilt(device)

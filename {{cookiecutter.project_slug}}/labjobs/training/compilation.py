@@ -151,9 +151,14 @@ def graphs(choice: str, device: torch.device) -> bool:
 def compiled(function: Region, choice: str, dynamic: bool = False) -> Region:
     """Return a function compiled as --compile says, for fixed shapes, or with `dynamic` for any;
     what slows it down goes to the job's log, and compiled code into the project's cache."""
+    from torch._inductor import config  # slow; it has read its environment variables by now
+
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(PROJECT / layout.CACHE / "inductor"))
-    # By itself torch starts one for each of the machine's cores, whatever jobs share them.
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(machine.cores()))
+    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+        # By itself torch starts one for each of the machine's cores, whatever jobs share them.
+        config.compile_threads = machine.cores()
+    if torch.are_deterministic_algorithms_enabled() and hasattr(config, "deterministic"):
+        config.deterministic = True  # no kernel is chosen by its time
     torch._logging.set_logs(**dict.fromkeys(LOGGERS, True))  # type: ignore
     for name in (*LOGGERS.values(), GIVES_UP):
         logger = logging.getLogger(name)
