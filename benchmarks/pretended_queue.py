@@ -80,6 +80,7 @@ class Nodes(System):
     """A batch system, whose nodes take tasks in their order."""
 
     title = "Pretended"
+    forms: ClassVar[dict[str, str]] = {}
 
     def __init__(self, folder: Path, count: int) -> None:
         self._folder, self._free = folder, [0.0] * count
