@@ -109,6 +109,13 @@ def test_sources_that_a_setting_names_count(tmp_path):
     assert not differs(tmp_path / "c", files, "c.txt", "text", "x", kernels=["c.txt", "d.cu"])
 
 
+def test_a_module_that_hides_a_folder_of_its_name_counts(tmp_path):
+    nets = "try:\n    from more.one import k\nexcept ImportError:\n    k = 7\n"
+    files = {"run.py": RUN.format(body="nets.k"), "nets.py": nets, "more/one.py": "k = 8\n"}
+    one, other = found(tmp_path / "one", files), found(tmp_path / "two", {**files, "more.py": ""})
+    assert one.digest != other.digest
+
+
 WHOLE = RUN.format(body="getattr(nets, job.settings.net)")
 
 

@@ -113,6 +113,9 @@ LOADS = {"torch.load", "numpy.load", FIND}
 SAFE = {"weights_only": True, "allow_pickle": False}
 """Without these values, what they load may be of any class that the file names."""
 
+KEEP_LINES = {"warnings.catch_warnings": "record", "traceback.print_exc": "file"}
+"""With these arguments, code may depend on the lines on which it stands."""
+
 LOOKS_AT_NAMES = {"labjobs.training.classifiers.torchvision_classifier"}
 """Functions of the engine that use the names in a registry and not its entries."""
 
@@ -330,6 +333,7 @@ class Writer:
                 self.out.append("types are texts;")
             if name in self._code.symbols:
                 self.out.append(f"import:{name};")
+                self.out.append("hidden;" if self._code.symbols.is_hidden(name) else "")
             elif self._code.symbols.is_unknown(name):
                 self._doubt(node, f"imports {name}, which is not known")
         for local, alias in self._module.imported(node).items():
@@ -441,6 +445,8 @@ class Writer:
             self._safe.add(id(names.get("format")))  # lines that are only shown
         if "trust_remote_code" in names:  # perhaps of a folder in the project
             self._doubt(node, "uses trust_remote_code")
+        if path in KEEP_LINES and KEEP_LINES[path] in names:
+            self._doubt(node, f"uses {KEEP_LINES[path]} of {path}")
         if path == FIND and [type(getattr(a, "value", None)) for a in node.args] == [str]:
             self._safe.add(id(node.func))
             name = str(getattr(node.args[0], "value", ""))

@@ -358,6 +358,11 @@ class Symbols:
         except UNREADABLE:
             return None
 
+    def is_hidden(self, name: str) -> bool:
+        """Return whether Python finds a module `a.py` in place of the folder of a module `a.b`."""
+        around = [*filter(None, map(self.file, parents(name)[:-1]))]
+        return any(file.is_file() and file.name != "__init__.py" for file in around)
+
     def is_unknown(self, name: str) -> bool:
         """Return whether a module is neither the project's nor one of a library that is known."""
         return bool(name) and name.partition(".")[0] not in self and not is_library(name)

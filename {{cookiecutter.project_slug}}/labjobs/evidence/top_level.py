@@ -31,7 +31,7 @@ from labjobs.evidence.symbols import (
     outside,
     tail,
 )
-from labjobs.evidence.understood import is_library, reaches_anything, words
+from labjobs.evidence.understood import is_library, parents, reaches_anything, words
 from labjobs.evidence.values import Values
 
 Name = tuple[str, str]
@@ -52,10 +52,11 @@ class Registries:
     def __init__(self, modules: list[Module], symbols: Symbols) -> None:
         self._symbols = symbols
         self.entries: dict[Name, list[Entry]] = {}
-        """The entries of each registry, in the order of the source."""
+        """The entries of each registry, in the order in which they are added."""
         self.adding: dict[ast.AST, Name] = {}
         """Statements and decorators that add entries, and to which registry."""
         self._named: set[ast.AST] = set()  # where these statements name it
+        self._imported: set[str] = set()
         for module in modules:
             for name in module.definitions:
                 if value := _written_out(module, name):
@@ -63,13 +64,25 @@ class Registries:
                     found = [Entry(_text(key), module, part) for key, part in pairs]
                     self.entries[module.name, name] = found
         for module in modules:
-            for statement in module.statements:
-                self._add(module, statement)
+            self._import(module.name)
         # Of one that is read on import, it matters what has been added by then.
         read = {name for module in modules for name in self._read(module)}
         for registry in read.intersection(self.adding.values()):
             del self.entries[registry]
         self.adding = {node: to for node, to in self.adding.items() if to in self.entries}
+
+    def _import(self, name: str) -> None:
+        """Note the entries that importing a module adds, after those of what it imports before."""
+        for each in parents(name):
+            module = self._symbols.get(each)
+            if not module or each in self._imported:
+                continue
+            self._imported.add(each)
+            for statement in module.statements:
+                for node in everywhere(statement, at_import):
+                    for imported in module.modules_of(node):
+                        self._import(imported)
+                self._add(module, statement)
 
     def _read(self, module: Module) -> Iterator[Name]:
         """Yield what importing a module reads, besides naming the registries that it adds to."""

@@ -266,10 +266,13 @@ class Values:
         match around:
             case ast.Attribute(attr=name):
                 return name.startswith("__")
-            case ast.Call(func=function):
+            case ast.Call(func=function, keywords=keywords):
                 target = self._symbols.within(place.module, place.scope, chain_of(function))
                 if path := target.path if target else "":
-                    return path not in PASS_ON and not path.startswith("labjobs.")
+                    is_kept = any(k.arg == "file" for k in keywords)
+                    is_kept |= "redirect_stdout" in self._mentioned
+                    is_shown = path == "print" and is_kept
+                    return is_shown or not (path in PASS_ON or path.startswith("labjobs."))
                 return isinstance(function, ast.Attribute) and tail(function) not in self._functions
             case ast.Tuple():
                 around = self._around[id(around)]
@@ -506,10 +509,17 @@ class Conditions:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return not self._value(operand)
             case ast.BoolOp(op=kind, values=values):
-                parts = map(self._value, values)  # up to the one that decides
-                return any(parts) if isinstance(kind, ast.Or) else all(parts)
-            case ast.Tuple(elts=values) | ast.List(elts=values) | ast.Set(elts=values):
+                for part in values:  # up to the one that decides
+                    value = self._value(part)
+                    if bool(value) is isinstance(kind, ast.Or):
+                        break
+                return value
+            case ast.Tuple(elts=values):
                 return tuple(map(self._value, values))
+            case ast.List(elts=values):
+                return [*map(self._value, values)]
+            case ast.Set(elts=values):
+                return {*map(self._value, values)}
             case ast.Compare(left=left, ops=[kind], comparators=[right]):
                 value, other = self._value(left), self._value(right)
                 if isinstance(kind, ast.In | ast.NotIn) and isinstance(other, str):
