@@ -277,7 +277,6 @@ def values_in(root):
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.map(Path.read_text, sorted(root.glob("part*")))
 """,
-        starts=True,
     ),
     "joblib": Reader(
         TEXT,

@@ -194,6 +194,7 @@ C = ctypes.CDLL(None)
 C.fopen.restype = ctypes.c_void_p
 HANDLE = C.fopen(str(Path(__file__).parent / "data/c.bin").encode(), b"r")
 import atexit, csv, json, os, subprocess, sys, threading
+import kept
 ROOT = Path(__file__).parent / "data"
 SKIPPED = (ROOT / "excluded.txt").exists()
 try:
@@ -204,8 +205,9 @@ SOURCES = [(ROOT / name).read_text() for name in sorted(os.listdir(ROOT)) if nam
 RESULTS = Path(__file__).with_name("results.csv")
 RESULTS.write_text((RESULTS.read_text() if RESULTS.exists() else "") + "one more\\n")
 (ROOT / "index.json").write_text(json.dumps(os.listdir(ROOT)))
-LISTED = os.listdir(os.open(ROOT / "more", os.O_RDONLY))
+LISTED = os.listdir(os.open(ROOT / "more", os.O_RDONLY)) + os.listdir(ROOT.with_name("kept"))
 subprocess.run(f"echo more >> {RESULTS.with_name('sorted.txt')}", shell=True, check=True)
+subprocess.run(f"D={ROOT}; cat $D/e.bin; cd {ROOT}/more && cat f.bin", shell=True, check=True)
 
 
 def read_in_a_process() -> None:
@@ -225,7 +227,11 @@ def looking(make):
     """A project with a job that looks for files, reads code as data and keeps results in a file."""
     project = Project(make())
     (project.root / "data/more").mkdir(parents=True)
+    (project.root / "kept").mkdir()
+    (project.root / "kept/__init__.py").write_text("")
     (project.root / "data/d.bin").write_text("open in another process")
+    (project.root / "data/e.bin").write_text("named with a variable of the shell")
+    (project.root / "data/more/f.bin").write_text("named after `cd`")
     (project.root / "data/classes.txt").write_text("cat dog")
     (project.root / "data/a.py").write_text("pass")
     (project.root / "data/c.bin").write_text("read by a C library")
@@ -348,7 +354,9 @@ def test_what_could_not_be_compared_later_cannot_be_declared(project, path):
     assert "failed: job.data: " in said and path in said and why in said
 
 
-LOOKED_FOR = ("excluded.txt", "order.txt", "a.py", "classes.txt", "c.bin", "d.bin", "more/e.txt")
+NOT_BY_PYTHON = ("c.bin", "d.bin", "e.bin", "more/f.bin")
+LISTED = ("more/e.txt", "../kept/a.txt")
+LOOKED_FOR = ("excluded.txt", "order.txt", "a.py", "classes.txt", *NOT_BY_PYTHON, *LISTED)
 
 
 @pytest.mark.parametrize("name", LOOKED_FOR)
@@ -357,6 +365,6 @@ def test_what_is_not_there_or_code_or_read_early_or_in_c_counts(looking, name):
     before = file.read_text() if file.exists() else None
     file.write_text("other")
     # A file that comes changes the listing as well, and Python code may count as code too.
-    assert name.partition("/")[0] in one_line(looking.run(*QUICK), 5)
+    assert name.split("/")[-2:][0] in one_line(looking.run(*QUICK), 5)
     file.unlink() if before is None else file.write_text(before)
     assert "already finished" in looking.run(*QUICK).stdout

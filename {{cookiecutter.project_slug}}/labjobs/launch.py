@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 if not multiprocessing.parent_process():  # one that a job starts imports the script again
     data_evidence.listen()  # before the script imports settings.py
+data_evidence.join_by_environment()  # workers of pools import the script before they work
 
 
 def begin(kind: type[Any], metrics: Mapping[str, Metric]) -> "Attempt | Check":

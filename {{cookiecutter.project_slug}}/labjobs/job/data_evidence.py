@@ -94,9 +94,7 @@ class Places:
         is_hidden = any(p.startswith(".") or p == "__pycache__" for p in below.split("/"))
         if not word or is_code or is_hidden or is_exempt(name):
             return ""
-        # Importing a module lists the folder of the project that it is in.
-        is_imported = of_project and path.endswith("/") and _holds_code(below, path)
-        return "" if is_imported else name
+        return name if below or not of_project else ""  # the project's folder has all results
 
     def name_of_absent(self, path: str) -> str:
         """Return the name of a file or folder that is not there; empty if it could not be data, or
@@ -127,12 +125,6 @@ class Places:
 def _spellings(root: Path) -> tuple[str, str]:
     """The beginnings of the paths below a folder, as given and without symbolic links."""
     return f"{root}/", f"{root.resolve()}/"
-
-
-def _holds_code(below: str, folder: str) -> bool:
-    with suppress(OSError):  # it is not there
-        return not below or any(name.endswith(".py") for name in os.listdir(folder))
-    return False
 
 
 @cache
@@ -209,7 +201,7 @@ def _stamp(about: os.stat_result) -> str:
 
 def of_names(folder: str, name: str, without: Collection[str] = ()) -> str:
     """Return the hash of the names in a folder, but for hidden and exempt ones, and some others."""
-    names = (each for each in os.listdir(folder) if not each.startswith("."))
+    names = (n for n in os.listdir(folder) if not n.startswith(".") and n != "__pycache__")
     counted = (n for n in names if f"{name}{n}" not in without and not is_exempt(f"{name}{n}"))
     return of_text("\0".join(sorted(counted)))
 
@@ -249,6 +241,9 @@ LISTED, MOVED, CONNECTED = ("os.listdir", "os.scandir"), "os.rename", "sqlite3.c
 STARTED, MISSED = ("subprocess.Popen", "os.system", "os.posix_spawn"), "labjobs.missed"
 EVENTS = {"open", *LISTED, MOVED, CONNECTED, *STARTED, MISSED, "os.mkdir"}
 
+SHELL = re.compile(r"(?:[\s'\"=<>|;&()]|\$\{?\w+\}?/?)+")
+"""What separates the words of a shell's command, variables included."""
+
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 LOOKS = ("stat", "lstat", "access")
@@ -274,8 +269,10 @@ def _uses(event: str, args: tuple[Any, ...]) -> Iterator[Use]:
 
     command = [*map(os.fsdecode, args[:1] if event == "os.system" else args[1])]
     folder = os.fsdecode(args[2] or "") if event == "subprocess.Popen" else ""
-    for word in {*command, *re.split(r"[\s'\"=<>|;&()]+", " ".join(command))}:  # perhaps files
-        path = os.path.abspath(os.path.join(folder, word))
+    words = {*command, *SHELL.split(" ".join(command))}  # perhaps files
+    named = {os.path.join(folder, word) for word in words}
+    folders = {folder, *filter(os.path.isdir, named)}  # as in `cd data; cat words.txt`
+    for path in {os.path.abspath(os.path.join(each, w)) for each in folders for w in words}:
         if os.path.isfile(path) and not path.lower().endswith(SOURCES):
             yield path, UPDATED
 
@@ -425,6 +422,9 @@ def _noted(event: str, args: tuple[Any, ...]) -> None:
     listening = _notes or _listening
     if not listening or event not in EVENTS or getattr(_thread, "aside", False):
         return
+    # Importing a module lists the folder that it is in.
+    if event in LISTED and sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):
+        return
     # While torch is imported it looks for CUDA's libraries beside every module, the project's too.
     if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
         return
@@ -473,7 +473,7 @@ def join_by_environment() -> None:
     """Record what this process reads, if a job has started it in any way: as a program, or as a
     worker of another library. The package's labjobs_reads.pth calls this when Python starts."""
     of_engine = any(word.startswith("labjobs.") for word in sys.orig_argv)
-    with suppress(OSError, ValueError):  # the job may have ended
+    with suppress(OSError, ValueError, KeyError):  # no job has started it, or it has ended
         file, data_root, runs_root = map(Path, json.loads(os.environ[READS]))
         if file.exists() and not of_engine:
             join((file, Places(data_root, runs_root)))
