@@ -18,6 +18,8 @@ from labjobs.evidence.understood import is_library, parents
 ENGINE = "labjobs"
 UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
 
+FOR_TYPES, TYPING = "TYPE_CHECKING", {"typing", "typing_extensions"}
+
 DEPTH = 20
 """The number of imports, base classes or constants through which a name is followed."""
 
@@ -134,7 +136,7 @@ def _is_for_types(statement: ast.stmt) -> bool:
     """Whether a statement is `if TYPE_CHECKING:`, with imports and nothing else."""
     return (
         isinstance(statement, ast.If)
-        and tail(statement.test) == "TYPE_CHECKING"
+        and tail(statement.test) == FOR_TYPES
         and not statement.orelse
         and all(isinstance(inner, ast.Import | ast.ImportFrom) for inner in statement.body)
     )
@@ -210,8 +212,11 @@ class Module:
         self.name, self.path, self._package, self._is_entry = name, path, package, is_entry
         self.source = decode_source(data)
         body = ast.parse(self.source).body
-        if any("__name__" in names_bound(node) for s in body for node in here(s)):
+        bound = [(name, node) for s in body for node in here(s) for name in names_bound(node)]
+        if any(name == "__name__" for name, _ in bound):
             self._is_entry = True  # perhaps: it may call itself "__main__"
+        flags = (getattr(node, "module", "") for name, node in bound if name == FOR_TYPES)
+        self._has_own_flag = not TYPING.issuperset(flags)
         self.statements = [s for s in body if self._runs(s)]
         self.bound: dict[str, list[ast.stmt]] = {}
         for statement in self.statements:
@@ -226,7 +231,7 @@ class Module:
         """Whether a statement runs in a job."""
         if _is_for_script(statement):
             return self._is_entry
-        return not _is_for_types(statement)
+        return self._has_own_flag or not _is_for_types(statement)
 
     def alias(self, name: str, bound: Iterable[ast.AST]) -> Alias | None:
         """Return what a name refers to, if nodes bind it only by imports of the same thing."""
