@@ -55,6 +55,17 @@ def test_the_ema_follows_the_weights_and_has_the_models_buffers(buffers):
     assert [buffer.item() for buffer in ema.model.buffers()] == [9] * 3 * buffers
 
 
+def test_an_ema_goes_on_from_a_job_without_one():
+    """As in a fork with --ema of a job without it; and the other way round."""
+    model = nn.Linear(1, 1)
+    ema = EMA(model, 0.5)
+    nn.init.constant_(model.weight, 7)
+    ema.load_state_dict(EMA(model, 0).state_dict())
+    assert ema.model.weight.item() == 7
+    EMA(model, 0).load_state_dict(EMA(nn.Linear(1, 1), 0.5).state_dict())
+    assert model.weight.item() == 7
+
+
 def test_the_ema_follows_a_model_whose_tensors_were_moved():
     model = nn.Linear(1, 1)
     ema = EMA(model, 0.5)

@@ -242,10 +242,11 @@ class EMA(Generic[M]):
         return {"steps": int(self._steps), "model": self.model.state_dict()} if self._decay else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned. If that is of a job without an EMA, begin with its
+        weights: the model has been given them before."""
         if self._decay:
-            self._steps = state["steps"]
-            self.model.load_state_dict(state["model"])
+            self._steps = state.get("steps", 0)
+            self.model.load_state_dict(state.get("model") or self._source.state_dict())
 
 
 def _held(tensors: list[Tensor]) -> list[Tensor]:
