@@ -30,6 +30,7 @@ PAGES = {
     "sweeps": ("sweeps.py",),
     "costs": ("costs.py",),
     "proposals": ("proposals.py",),
+    "halving": ("halving.py",),
     "techniques": ("techniques.py",),
     "start": ("start.py",),
     "courier": ("courier.py",),
