@@ -34,7 +34,9 @@ def test_memory_limits_are_enforced(fresh: Project, monkeypatch: pytest.MonkeyPa
     with slurm(gpus=0, largest_array=10) as cluster:
         fresh.env |= cluster.env
         done = silent(fresh.do("bash", "run.sh", "--on", "lab"))
-        assert "no comparable jobs tell the time and the memory: the cluster's own" in done.stdout
+        assert (
+            "no comparable jobs tell the time and the memory: the cluster's limits" in done.stdout
+        )
         cluster.wait_until_empty()
         ((state, about),) = listed(fresh.do("bash", "run.sh", "--list")).values()
         assert state in ("pending", "interrupted") and about == "its task was killed"

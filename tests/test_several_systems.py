@@ -92,11 +92,12 @@ def test_ctrl_c_ends_all_tasks(lab: Lab, cluster: Cluster) -> None:
     """The same command goes on with what is left."""
     lab.write_grid(*map(light(seconds=5), range(6)))
     sweep = lab.start(*SHARED[2:])
-    wait_until(lambda: sorted({*cluster.states()}) == ["PENDING", "RUNNING"], 60)
+    wait_until(lambda: len([*lab.project.root.glob("runs/*/*/ran")]) == 2, 60)
     os.killpg(sweep.pid, signal.SIGINT)
     stopped = ended(sweep)
     assert stopped.returncode == 130, stopped
-    assert "tasks on Slurm ended, " in stopped.stdout
+    assert "tasks cancelled on Slurm, of " in stopped.stdout
+    assert stopped.stdout.endswith("; 2 interrupted, 4 not started\n")
     cluster.wait_until_empty()
     assert len(lab.intervals()) < 6
     done = lab.sweep(*SHARED[2:])

@@ -143,12 +143,16 @@ def _lines(where: str, cluster: Cluster, names: list[str]) -> Iterator[Line]:
     yield Line(where, f"{python}, labjobs {installation.version()}")
     import_module("torch")  # whose memory each job needs
     if cluster.gpus:
-        yield from gpu.found()
+        hint = "; write gpus = 0 into cluster.toml if jobs are to train on the CPU there"
+        for line in gpu.found():
+            no_gpu = line.name == "GPU" and not line.works
+            yield line._replace(found=line.found + hint) if no_gpu else line
     problem = stored_jobs.known(mlflow_client.experiment_name()).problem
     yield Line("store", ": ".join(filter(None, [mlflow_client.shown(), problem])), not problem)
     data = PROJECT / expanded(cluster.node_data or cluster.data or "data")
     missing = few(sorted({*names} - {*_names(data)}), 3)
-    yield Line("data", f"{data}: {missing} missing" if missing else str(data), not missing)
+    said = f"{missing} missing" if missing else f"{len(names)} names, as where jobs are submitted"
+    yield Line("data", f"{data}: {said}", not missing)
 
 
 if __name__ == "__main__":

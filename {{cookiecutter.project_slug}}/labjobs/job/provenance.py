@@ -74,6 +74,8 @@ def no_commit() -> str:
     said = b"" if version()["commit"] else _asked(("rev-parse", "--verify", "HEAD"))[1]
     if b"single revision" in said:
         return "there is none yet"
+    if b"not a git repository" in said:
+        return "not a git repository, which git init would make it"
     return said.decode(errors="replace").partition("\n")[0].removeprefix("fatal: ")
 
 

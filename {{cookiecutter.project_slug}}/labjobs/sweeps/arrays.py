@@ -97,7 +97,7 @@ def _notes(cluster: Cluster, left: Sequence[Entry]) -> Iterator[str]:
         tasks = counted(cluster.pieces, "task")
         yield f"a job has {tasks}, one after another; the same command continues what is left"
     if unknown := [key for key in ("time", "memory") if cluster.lacks(key)]:
-        yield f"no comparable jobs tell the {' and the '.join(unknown)}: the cluster's own holds"
+        yield f"no comparable jobs tell the {' and the '.join(unknown)}: the cluster's limits hold"
 
 
 LONGEST = 24 * 3600
@@ -231,7 +231,7 @@ def cancel(folder: Path) -> str:
     except SettingsError as error:
         return f"run.sh: {error}"
     count = counted(sum(len(tasks[array]) for array in alive), "task")
-    return f"{count} on {system.title} ended, {', '.join(alive)}"
+    return f"{count} cancelled on {system.title}, of {', '.join(alive)}"
 
 
 def _submitted(folder: Path) -> tuple[Cluster, list[tuple[Path, list[str], int]]]:

@@ -107,9 +107,13 @@ class Entry:
                 return "stale"
         return "interrupted"
 
+    def has_begun(self, since: int) -> bool:
+        """Return whether it has been started since then, in ns."""
+        return files.changed(self.job.path / layout.SETTINGS) > since
+
     def go_on(self, since: int) -> None:
         """Let it go on, instead of starting over again, if it has begun since then, in ns."""
-        if files.changed(self.job.path / layout.SETTINGS) > since:
+        if self.has_begun(since):
             self.flags = [flag for flag in self.flags if flag != "--force"]
             self.state = "interrupted" if self.state == "stale" else self.state
 

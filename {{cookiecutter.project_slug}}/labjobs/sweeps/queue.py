@@ -127,6 +127,13 @@ class Share:
         begin = f"{self._cluster.batch.title} "
         return {e: text for e, text in said.items() if text.startswith(begin) and "PENDING" in text}
 
+    def tell_of_starts(self, view: states.View) -> None:
+        """Say which of its jobs have been started since the last look."""
+        for entry in self._given:
+            task, _, state = view.queued.get(entry.job.id, "").rpartition(" ")
+            if state == "RUNNING":
+                self.say(f"job {entry.job.id} started on {task}: {shlex.join(entry.words)}")
+
     def brought_no_further(self, entry: Entry) -> bool:
         """Note that a job is not there any more; return whether its task, which was not taken back,
         has ended before it had written a checkpoint."""
@@ -208,6 +215,9 @@ class Queue:
                 self._last_look = time.monotonic()
                 self._look_elsewhere()
             time.sleep(PAUSE)
+        for entry in self._elsewhere if self.status and self._share else ():
+            if entry.has_begun(self._since):  # in a task that was cancelled
+                entry.status = self.status
 
     def _goes_on(self) -> bool:
         """Whether more jobs should be started; not after run.sh has ended."""
@@ -366,6 +376,7 @@ class Queue:
                 self._come_back(entry)
         if self._share and self._goes_on():
             self._share.waiting = waiting
+            self._share.tell_of_starts(view)
             self._exchange(self._share)
 
     def _exchange(self, share: Share) -> None:

@@ -174,10 +174,9 @@ def main(folder: Path) -> int:
     machine.end_with_parent()
     os.chdir(PROJECT)
     left = files.read_json(folder / layout.LEFT)
-    named = grid.entries(folder / "grid", left["flags"] or ())
-    here = left["flags"] is None
+    named = grid.entries(folder / "grid", left["flags"])
     try:
-        on_cpu = _check([named[number - 1] for number in left["numbers"]], here)
+        on_cpu = _check([named[number - 1] for number in left["numbers"]], left["here"])
     except SettingsError as error:
         return leave(exit_status.WRONG, f"run.sh: {error}")
     checked = {"on_cpu": on_cpu, "modules": _imported_libraries()}

@@ -272,9 +272,10 @@ class Sweep:
         away = self.hosts.slots(self.folder, self._wanted(entries))
         if not all(slot.host.shared for slot in away):
             grid.each(left, _refuse_another_folder)
-        flags = self.cluster.flags if self.cluster else None
+        flags = self.cluster.flags if self.cluster else []
         numbers = [entry.number for entry in left]
-        files.write_json(self.folder / layout.LEFT, {"numbers": numbers, "flags": flags})
+        about = {"numbers": numbers, "flags": flags, "here": not self.hands_over}
+        files.write_json(self.folder / layout.LEFT, about)
         return away
 
     def _starter(self, at_once: int) -> Starter:
