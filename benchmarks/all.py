@@ -31,6 +31,7 @@ PAGES = {
     "costs": ("costs.py",),
     "proposals": ("proposals.py",),
     "halving": ("halving.py",),
+    "halving-kills": ("halving_kills.py",),
     "techniques": ("techniques.py",),
     "start": ("start.py",),
     "courier": ("courier.py",),
