@@ -48,7 +48,8 @@ def main() -> None:
         f"{machine('mlflow')}; {given.jobs:,} jobs that take 1 to 3 s, once. The places, the "
         "cluster and the jobs only pretend; the queue, the reading of the jobs and the questions "
         "are run.sh's. Time is that of the queue as a ratio to the time that the jobs need if no "
-        "place ever waits; questions are those of the ten seconds with the most. "
+        "place ever waits; questions are those of the ten seconds with the most, after the first "
+        "ten, in which the jobs are submitted in arrays of 1,001. "
         f"`{' '.join(['python benchmarks/many_hosts.py', *sys.argv[1:]])}` makes this page."
     )
     head = ["", "to read the jobs", "time", "of a core, each job", "memory"]

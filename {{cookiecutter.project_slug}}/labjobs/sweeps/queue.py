@@ -31,7 +31,9 @@ from labjobs.sweeps.starter import PAUSE, Running, Starter
 
 MOST_HOSTS = 10  # hosts that may give a job back
 
-SELDOM = 10.0  # seconds between two looks at a cluster for which no place here waits
+SOON, SELDOM = 3.0, 10.0
+"""Seconds between two looks at a cluster, while a place here waits for its jobs and else."""
+
 REFUSED = 60.0  # seconds after which a cluster is asked again that has refused jobs
 
 QUIET, TIMES = 600.0, 10
@@ -113,13 +115,15 @@ class Share:
         self._given |= {entry: _last_checkpoint(entry) for entry in entries}
         return entries
 
-    def take_back(self, count: int) -> None:
-        """Take the last ones that wait out of its queue; the next look finds them gone."""
+    def take_back(self, count: int) -> list[Entry]:
+        """Take the last ones that wait out of its queue, and return them."""
         taken = [*self.waiting][max(0, len(self.waiting) - count) :]
-        for entry in taken:
-            self._given.pop(entry, None)
         if taken:
             arrays.withdraw(self._cluster, [self.waiting[entry] for entry in taken])
+        for entry in taken:
+            del self.waiting[entry]
+            self._given.pop(entry, None)
+        return taken
 
     def waiting_of(self, entries: Iterable[Entry], view: states.View) -> dict[Entry, str]:
         """Return those jobs that wait for this cluster, with what it says of each."""
@@ -210,8 +214,8 @@ class Queue:
                     worker.release()
                 elif worker.take() and (entry := self._next()):
                     self._begin(worker, entry)
-            pause = SELDOM if self._share and not self._free else LOOK
-            if time.monotonic() >= self._last_look + pause:
+            shared = SOON if self._free else SELDOM
+            if time.monotonic() >= self._last_look + (shared if self._share else LOOK):
                 self._last_look = time.monotonic()
                 self._look_elsewhere()
             time.sleep(PAUSE)
@@ -382,7 +386,10 @@ class Queue:
     def _exchange(self, share: Share) -> None:
         """Give the cluster the jobs that are ready, or take some back if places are free."""
         ready = [*self._ready()]
-        share.take_back(max(0, self._free - len(ready)))
+        for entry in share.take_back(max(0, self._free - len(ready))):
+            self._elsewhere.remove(entry)
+            entry.go_on(self._since)
+            self._left.append(entry)
         try:
             self._give(ready[self._free :])
         except SettingsError as error:
