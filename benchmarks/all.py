@@ -41,6 +41,7 @@ PAGES = {
     "fingerprint": ("fingerprint.py",),
     "refactor": ("refactor.py",),
     "many-jobs": ("many_jobs.py",),
+    "many-hosts": ("many_hosts.py",),
     "finding": ("finding.py",),
     "finding-speeds": ("finding.py", "--speeds"),
     "custom-kernels": ("custom_kernels.py",),
