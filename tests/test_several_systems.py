@@ -81,6 +81,7 @@ def test_tasks_that_end_early(lab: Lab) -> None:
     assert done.stdout.endswith("3 of 3 jobs finished, 3 of them now\n")
 
 
+@pytest.mark.alike  # test_slurm.py has it without other places
 def test_what_the_cluster_refuses(lab: Lab) -> None:
     lab.write_grid(*map(light(), range(3)))
     done = lab.sweep(*SHARED[2:], "--", "--partition=nowhere")
