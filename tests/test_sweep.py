@@ -355,6 +355,15 @@ def test_a_search_ends_after_draws_that_do_not_improve(lab, at_once):
     assert removed == [1, 0]  # what was drawn later depends on the results of the first
 
 
+def test_a_settings_file_that_python_cannot_run(lab: Lab) -> None:
+    """Its error is one line, whatever it is."""
+    lab.write_grid("--seed 1", "--seed 2")
+    with (lab.project.root / "settings.py").open("a") as file:
+        file.write("    width: int = wide\n")
+    line = one_line(lab.sweep(), 2)
+    assert line.startswith("run.sh: NameError: name 'wide' is not defined (settings.py"), line
+
+
 def listed(lab: Lab) -> list[str]:
     done = silent(lab.sweep("--list"))
     return done.stdout.splitlines()

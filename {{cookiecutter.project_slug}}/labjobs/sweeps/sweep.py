@@ -356,6 +356,8 @@ def _read_jobs(entries: list[Entry]) -> None:
             script = identity.read(name)
         except SettingsError:  # reported for each of its jobs
             continue
+        except Exception as error:
+            raise SettingsError(grid.described(error)) from error
         settings_flags(script.settings)  # a mistake in settings.py is reported only once
         settings.check(script.metrics)
     grid.each(entries, Entry.read)
