@@ -1,4 +1,4 @@
-"""Searches that stop bad jobs early: how good is what they have found after so many epochs?
+"""Searches that stop bad jobs early: how good is the best job after 27, 81 and 243 epochs?
 
     pip install optuna 'ray[tune]' syne-tune
     python benchmarks/halving.py --promoting PYTHON > benchmarks/halving.md
@@ -71,7 +71,7 @@ class Search:
 
     @cached_property
     def ranges(self) -> dict[str, list[str]]:
-        """The words of each flag's range."""
+        """Each flag's range: its kind, and its ends or choices."""
         words = shlex.split(self.problem.ranges)
         return {flag: text.split() for flag, text in zip(words[::2], words[1::2], strict=True)}
 
@@ -136,6 +136,7 @@ def by_optuna(asked: Search, own: bool = False) -> list[Epoch]:
     trained: list[Epoch] = []
 
     def objective(trial: Any) -> float:
+        """The loss at the end of a trial, or where it is pruned."""
         values = {}
         for flag, (kind, *words) in asked.ranges.items():
             if kind == "int":
@@ -330,10 +331,10 @@ def about(seeds: range) -> str:
         f"bytes. A job trains for {EPOCHS} epochs. Each was trained once, and searches ask for "
         f"what it measured; a loss above {WORST:g}, or that is not a number, counts as {WORST:g}. "
         f"One job trains at a time. n = {len(seeds)} seeds: all searches have the same draws in "
-        "the same order, but for Optuna's own and for what is proposed. In nats, how far the least "
-        "validation loss is, after so many epochs of all jobs together, from the least of all jobs "
-        "and epochs: median (quartiles). `python benchmarks/halving.py --promoting PYTHON` makes "
-        "this page."
+        "the same order, but for Optuna's own and for what is proposed. In nats, the least "
+        "validation loss after 27, 81 and 243 epochs, which all jobs of a search share, minus the "
+        "least of all jobs and epochs: median (quartiles). `python benchmarks/halving.py "
+        "--promoting PYTHON` makes this page."
     )
 
 

@@ -5,8 +5,8 @@
 
 Nine jobs below halving, one at a time. Ours are jobs of a fresh project; those of Optuna, Ray Tune
 and Syne Tune report losses that were measured before (killed_searches.py), an epoch each second.
-Once so many epochs have been trained, all processes get SIGKILL, as if the machine had lost its
-power. Then the search is started again as its documentation says.
+After 10, 20 or 30 epochs all processes get SIGKILL, as if the machine had lost its power. Then the
+search is started again as its documentation says.
 """
 
 import argparse
@@ -132,8 +132,8 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def run(search: Running, killed_after: int) -> set[Epoch]:
-    """Let a search end, killed once when so many epochs were trained, or never for 0; return what
-    was trained until then."""
+    """Let a search end, killed once after a number of epochs, or never if that is 0; return what
+    was trained before the kill."""
     process, before = search.start(), set[Epoch]()
     if killed_after:
         while len(search.trained()) < killed_after:

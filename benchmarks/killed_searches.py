@@ -38,6 +38,7 @@ def by_optuna(folder: Path, losses: list[list[float]], heartbeat: bool = False) 
     from optuna.trial import TrialState
 
     def objective(trial: Any) -> float:
+        """The loss at the end of a trial, or where it is pruned."""
         number = trial.suggest_int("number", 0, JOBS - 1)
         for epoch, loss in enumerate(losses[number], 1):
             epoch_trained(folder, number, epoch)
@@ -87,6 +88,7 @@ def by_ray(folder: Path, losses: list[list[float]]) -> set[Epoch]:
     ray.init("local", num_cpus=1, include_dashboard=False)
 
     def train(config: dict[str, int]) -> None:
+        """Report a job's losses, from its checkpoint on."""
         begin = 0
         if checkpoint := tune.get_checkpoint():
             with checkpoint.as_directory() as kept:
@@ -130,6 +132,7 @@ def by_syne_tune(folder: Path, _: list[list[float]]) -> set[Epoch]:
     from syne_tune.optimizer.baselines import ASHA
 
     def train(number: int, place: str, pace: float) -> None:
+        """Report a job's losses."""
         import json
         import time
         from pathlib import Path

@@ -93,6 +93,7 @@ class Nodes(System):
         return 1001
 
     def submit(self, cluster: Cluster, array: Array) -> str:
+        """Take an array into the queue; returns its id."""
         asked["scheduler"].append(time.monotonic())
         self._arrays += 1
         first = int(shlex.split(array.script)[-1])
@@ -149,7 +150,7 @@ def busiest(times: list[float], begun: float) -> float:
 
 
 def main(count: int, hosts: int, nodes: int) -> None:
-    """Run so many jobs on so many hosts and nodes."""
+    """Run `count` jobs in a place on each of the hosts and on each of the cluster's nodes."""
     folder = Path.cwd() / layout.SWEEPS / "pretended"
     (folder / "code").mkdir(parents=True)
     clusters.SYSTEMS["pretended"] = Nodes(folder, nodes)

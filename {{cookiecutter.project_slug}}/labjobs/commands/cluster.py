@@ -26,7 +26,7 @@ from labjobs.errors import SettingsError, cause, few
 from labjobs.files import PROJECT
 from labjobs.job import provenance
 from labjobs.job.terminal import WARNINGS, Interruption
-from labjobs.sweeps import arrays, clusters, containers, grid, options, states
+from labjobs.sweeps import arrays, containers, grid, options, states
 from labjobs.sweeps.clusters import Array, Cluster, expanded
 from labjobs.tracking import mlflow_client, stored_jobs
 
@@ -54,7 +54,7 @@ def check(_: Project, given: Namespace) -> int:
             failed |= line.startswith(NOT)
     finally:
         if array and array in cluster.batch.tasks():
-            clusters.ask(cluster.batch.cancels, array)
+            cluster.batch.cancel([array])
         shutil.rmtree(folder, ignore_errors=True)
     return int(failed)
 

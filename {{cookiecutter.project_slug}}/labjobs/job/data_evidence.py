@@ -242,7 +242,7 @@ STARTED, MISSED = ("subprocess.Popen", "os.system", "os.posix_spawn"), "labjobs.
 EVENTS = {"open", *LISTED, MOVED, CONNECTED, *STARTED, MISSED, "os.mkdir"}
 
 SHELL = re.compile(r"(?:[\s'\"=<>|;&()]|\$\{?\w+\}?/?)+")
-"""What separates the words of a shell's command, variables included."""
+"""Between the words of a shell's command: blanks, quotes, operators and variables."""
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 

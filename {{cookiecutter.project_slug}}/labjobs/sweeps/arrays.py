@@ -235,8 +235,8 @@ def cancel(folder: Path) -> str:
 
 
 def _submitted(folder: Path) -> tuple[Cluster, list[tuple[Path, list[str], int]]]:
-    """The cluster, and the attempt and the words of each job that was submitted, and the time in ns
-    since which what it has written counts."""
+    """The cluster, and of each job that was submitted: its attempt, its words, and the time in ns
+    from which its outcome counts."""
     path = folder / layout.SUBMITTED
     try:
         found = json.loads(path.read_bytes())

@@ -1,8 +1,8 @@
 """The queue of a sweep: each place, here or on a host, takes the next job as soon as it is free.
 
 A cluster that shares the jobs is given all that are ready and that no place here takes; a place
-that is free then takes the last one back that still waits there, so that whoever is free has the
-next job. The cluster need not know what waits for what, since inputs have ended before.
+that is free then takes the last one back that still waits there. So each job goes to the place or
+node that is free first. The cluster need not know what waits for what: inputs have ended before.
 
 run.py guarantees that no job runs twice: a job that another process is running ends with status 4;
 the queue then waits for it and uses its outcome.
