@@ -163,27 +163,30 @@ def whole(counting, tmp_path_factory, pytestconfig):
     return project, count
 
 
-def kill_something(project, chance):
-    """Start the sweep and kill a job, its queue or run.sh; return which, and its pid, or None if
-    the sweep ended before."""
-    whom = chance.choice(("job", "queue", "run.sh"))
+def kill_some(project, chance, most):
+    """Start the sweep and kill jobs of it, until it ends, its queue or run.sh is killed, or there
+    were so many kills; return what was killed, by its pid."""
+    hits = {}
     sweep = project.command("bash", "run.sh", *project.words)
 
-    def victims():
+    def victims(whom):
         if whom == "run.sh":
             return [sweep.pid]
         return [pid for pid, role in processes(project.mark).items() if role == whom]
 
-    wait_until(lambda: sweep.poll() is not None or bool(victims()))
-    instant = time.monotonic() + chance.uniform(0, 12 if whom == "run.sh" else 3)
-    while sweep.poll() is None and time.monotonic() < instant:
-        time.sleep(0.01)
-    hit = victims()[:1] if sweep.poll() is None else []
-    for pid in hit:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    sweep.communicate(timeout=600)
-    return (whom, hit[0]) if hit else None
+    whom = "job"
+    while whom == "job" and len(hits) < most and sweep.poll() is None:
+        whom = chance.choice(("job", "job", "job", "queue", "run.sh"))
+        wait_until(lambda: sweep.poll() is not None or bool(victims(whom)))  # noqa: B023
+        instant = time.monotonic() + chance.uniform(0, 12 if whom == "run.sh" else 3)
+        while sweep.poll() is None and time.monotonic() < instant:
+            time.sleep(0.01)
+        for pid in victims(whom)[:1] if sweep.poll() is None else []:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                hits[pid] = whom
+    sweep.communicate(timeout=900)
+    return hits
 
 
 @pytest.mark.full
@@ -198,12 +201,11 @@ def test_kills_change_no_promotion_and_no_bit(whole, counting, tmp_path, slots, 
         project.mark, project.words = f"TRAINED={project.env['TRAINED']}", ("--per-gpu", str(slots))
         search = f"{SEARCH.format(count, 5, 0)} --checkpoint-minutes 1e-4"
         write_lines(project.root, "halving 3 1e 3e", search)
-        killed, complete = set(), False
-        while not complete and hits.total() < pytestconfig.getoption("kills"):
-            hit = kill_something(project, chance)
-            complete = not hit
-            hits.update([hit[0]] if hit else [])
-            killed |= {hit[1]} if hit and hit[0] == "job" else set()
+        killed, hit = set(), True
+        while hit and hits.total() < pytestconfig.getoption("kills"):
+            hit = kill_some(project, chance, pytestconfig.getoption("kills") - hits.total())
+            hits.update(hit.values())
+            killed |= {pid for pid, whom in hit.items() if whom == "job"}
         wait_until(lambda made=project: "job" not in processes(made.mark).values())
         project.do("bash", "run.sh", *project.words)
         assert_as_if_never_paused(project, reference)

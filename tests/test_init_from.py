@@ -65,3 +65,13 @@ def test_what_cannot_go_on_is_one_line_and_leaves_nothing(made):
         said = "--fold is 2, but was 0 in that job, which trained on examples held out here"
         assert line == f"run.py: --init-from {given}: {said}"
     assert set(made.root.glob("runs/*")) == runs
+
+
+@pytest.mark.parametrize("other", ["--optimizer sgd", "--optimizer muon", "--weight-decay 0.1"])
+def test_a_fork_with_another_optimizer_begins_without_its_moments(made, other):
+    before = {*made.root.glob("runs/*")}
+    source = f"{jobs(made)['short']}:fork"
+    done = succeeded(made.run(*LONG.split(), *other.split(), "--init-from", source))
+    assert "optimizer begins without moments: that job had another optimizer" in done.stdout
+    (job,) = {*made.root.glob("runs/*")} - before
+    assert max(step for step, _ in made.journalled(job.name)["train_loss"]) == 12

@@ -130,4 +130,5 @@ def test_the_peak_is_that_of_the_very_gpu():
     assert probes.peak("NVIDIA L4", "bf16") < probes.peak("NVIDIA L40S", "bf16")
     assert probes.peak("NVIDIA A10", "bf16") < probes.peak("NVIDIA A100-SXM4-80GB", "bf16")
     assert probes.peak("NVIDIA A10G", "bf16") is None  # a smaller one
+    assert probes.peak("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16") is None
     assert probes.peak("Tesla T4", "bf16") is None

@@ -301,15 +301,26 @@ class Beginning:
             raise JobError(f"{self._flag}: {line}") from error
 
 
-def _keep_own_rates(states: Mapping[str, dict[str, Any]], parts: Mapping[str, Part]) -> None:
-    """Let optimizers take over the moments alone, not the rates and decays of the other job."""
+def _keep_own_rates(states: dict[str, dict[str, Any]], parts: Mapping[str, Part]) -> None:
+    """Let optimizers take over the moments alone, not the rates and decays of the other job; and
+    not those of an optimizer of another kind, or with other groups."""
     for name, part in parts.items():
         own = part.state_dict().get("param_groups")
         theirs = states.get(name, {}).get("param_groups")
-        if own and theirs and len(own) == len(theirs):  # torch refuses other groups itself
+        if own and theirs and not _fit(own, theirs):
+            log.warning("%s begins without moments: that job had another optimizer", name)
+            states[name] = part.state_dict()
+        elif own and theirs:
             states[name]["param_groups"] = [
                 mine | {"params": other["params"]} for mine, other in zip(own, theirs, strict=True)
             ]
+
+
+def _fit(own: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
+    """Whether one optimizer's moments fit another, going by the groups of both: of as many
+    parameters, with the same options."""
+    sizes, others = ([len(group["params"]) for group in groups] for groups in (own, theirs))
+    return sizes == others and own[0].keys() <= theirs[0].keys()
 
 
 def _fitting(model: nn.Module, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -190,19 +190,26 @@ def _squared(after: list[Tensor], before: list[Tensor]) -> Tensor:
 # 2022, arxiv.org/abs/2204.02311, appendix B.
 
 PEAKS = {
+    "B200": {"fp32": 75e12, "tf32": 1125e12, "bf16": 2250e12, "fp16": 2250e12},
     "H200": {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12, "fp16": 989e12},
     "H100 PCIe": {"fp32": 51e12, "tf32": 378e12, "bf16": 756e12, "fp16": 756e12},
     "H100 NVL": {"fp32": 60e12, "tf32": 417e12, "bf16": 835e12, "fp16": 835e12},
     "H100": {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12, "fp16": 989e12},
     "A100": {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "fp16": 312e12},
+    "A40$": {"fp32": 37.4e12, "tf32": 74.8e12, "bf16": 149.7e12, "fp16": 149.7e12},
+    "A30$": {"fp32": 10.3e12, "tf32": 82e12, "bf16": 165e12, "fp16": 165e12},
     "A10$": {"fp32": 31.2e12, "tf32": 62.5e12, "bf16": 125e12, "fp16": 125e12},
     "L40S": {"fp32": 91.6e12, "tf32": 183e12, "bf16": 362e12, "fp16": 362e12},
     "L4$": {"fp32": 30.3e12, "tf32": 60e12, "bf16": 121e12, "fp16": 121e12},
+    "RTX A6000$": {"fp32": 38.7e12, "tf32": 77.4e12, "bf16": 154.8e12, "fp16": 154.8e12},
+    "RTX 5090$": {"fp32": 104.8e12, "tf32": 104.8e12, "bf16": 209.5e12, "fp16": 209.5e12},
+    "RTX 4090$": {"fp32": 82.6e12, "tf32": 82.6e12, "bf16": 165.2e12, "fp16": 165.2e12},
+    "RTX 3090$": {"fp32": 35.6e12, "tf32": 35.6e12, "bf16": 71e12, "fp16": 71e12},
     "V100": {"fp32": 15.7e12, "fp16": 125e12},
     "T4$": {"fp32": 8.1e12, "fp16": 65e12},
 }
-"""Dense operations a second by a part of a GPU's name, or its end ($), and by precision, from
-nvidia.com's data sheets."""
+"""Dense operations a second, of 16-bit numbers with sums in 32 bits, by a part of a GPU's name, or
+its end ($), and by precision, from nvidia.com's data sheets and papers on its architectures."""
 
 
 def peak(name: str, precision: str) -> float | None:
