@@ -223,6 +223,22 @@ def test_sqlite_locked(train, tmp_path, outage):
         trial.away(partial(other.execute, "BEGIN EXCLUSIVE"), other.rollback, 2 * outage)
 
 
+def test_a_finished_job_that_is_stopped_while_it_waits_for_the_store(train, tmp_path):
+    """Its courier goes on, and then removes the checkpoint that nobody needs any more."""
+    address = f"sqlite:///{tmp_path}/store.db"
+    trial = train(address, address, SHORT, "--checkpoint-minutes", "0.01")
+    trial.begin()
+    with closing(sqlite3.connect(tmp_path / "store.db", timeout=60)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        wait_until((trial.folder / "outcome.json").exists)
+        trial.process.send_signal(signal.SIGTERM)
+        assert ended(trial.process).returncode == 3
+        assert (trial.folder / "last.pt").exists()
+        other.rollback()
+    wait_until(lambda: not (trial.folder / "last.pt").exists())
+    assert read(trial.folder / "sent.json")["status"] == "FINISHED"
+
+
 PASSWORD = "correct horse"
 RIGHT = {"MLFLOW_TRACKING_USERNAME": "ada", "MLFLOW_TRACKING_PASSWORD": PASSWORD}
 ANSWERS = {

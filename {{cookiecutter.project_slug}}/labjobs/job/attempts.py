@@ -70,8 +70,10 @@ def has_checkpoint(attempt: Path) -> bool:
 
 
 def drop_checkpoints(attempt: Path) -> None:
-    """Remove the checkpoints of a finished attempt, unless a longer job could go on from them."""
-    if not record_of(attempt, layout.OUTCOME).get(GOES_ON, True):
+    """Remove the checkpoints of an attempt that has finished, unless a longer job could go on from
+    them."""
+    outcome = record_of(attempt, layout.OUTCOME)
+    if outcome.get("status") == "finished" and not outcome.get(GOES_ON, True):
         for file in layout.CHECKPOINTS:
             (attempt / file).unlink(missing_ok=True)
 

@@ -119,8 +119,17 @@ class JobFolder(Generic[S]):
     @property
     def redone(self) -> bool:
         """Whether the attempt has begun anew, and has not finished since."""
-        some = any(self.root.glob(f"*/{layout.BEFORE}"))  # of few jobs; comparing takes longer
-        return some and (self.path / layout.BEFORE).exists()
+        return self._has(layout.BEFORE)
+
+    @property
+    def adopted(self) -> bool:
+        """Whether the attempt was done in another project."""
+        return self._has(layout.ADOPTED)
+
+    def _has(self, name: str) -> bool:
+        """Whether the attempt has a file that those of few jobs have."""
+        some = any(self.root.glob(f"*/{name}"))  # finding the attempt takes longer
+        return some and (self.path / name).exists()
 
     def outcome(self) -> dict[str, Any]:
         """Return how the latest attempt ended; empty if it has not, or the record is damaged."""

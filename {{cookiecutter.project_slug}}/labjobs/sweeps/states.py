@@ -36,7 +36,7 @@ from labjobs.sweeps import arrays
 from labjobs.sweeps.forecast import Forecast
 from labjobs.sweeps.gpus import LOOK
 from labjobs.sweeps.grid import Entry
-from labjobs.tracking import courier, stored_jobs
+from labjobs.tracking import copies, courier, stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name
 
 OVER = {"finished", "stale", "failed", "unsent", "diverged", "paused", "stopped"}
@@ -65,9 +65,9 @@ class View:
         """Return the state of a job."""
         counts = not job.runtime.force
         found = self.known.evidence(job, "finished")
-        if counts and found and not job.redone and not courier.lacks_copies(job.path):
-            adopted = "adopted" if (job.path / layout.ADOPTED).exists() else ""
-            return State("finished", found.unchecked or adopted)
+        lacks_copies = copies.wanted() and courier.lacks_copies(job.path)
+        if counts and found and not job.redone and not lacks_copies:
+            return State("finished", found.unchecked or ("adopted" if job.adopted else ""))
         for folder in (job.path, job.latest or job.path):  # it may have only just begun
             if locks.held(folder / layout.LOCK):
                 return State("running", progress(folder))

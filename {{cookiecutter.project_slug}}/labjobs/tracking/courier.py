@@ -175,6 +175,7 @@ def carry(folder: Path, meter: Meter) -> None:
         said = problem
         delivery.show()
     delivery.copy()
+    attempts.drop_checkpoints(folder)  # also of a job that has not waited for this
 
 
 class Delivery:
@@ -387,8 +388,7 @@ def _send(folder: Path) -> None:
             delivery.copy()
         except (OSError, JobError) as error:
             raise JobError(f"was not copied: {cause(error)}") from error
-        if attempts.status_of(folder) == "finished":
-            attempts.drop_checkpoints(folder)
+        attempts.drop_checkpoints(folder)
 
 
 if __name__ == "__main__":
