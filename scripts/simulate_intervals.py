@@ -429,8 +429,8 @@ def main() -> None:
     head = ["", "accuracy", "the same, over seeds alone", "loss", "loss, logarithmic"]
     page("Intervals and tests, simulated", about, head, tests(random(0), trials))
     print(OF_TESTS, end="")
-    print(f"\nCross-validation of a ridge classifier, {trials // 4:,} times each:\n")
-    table(["", "the mean's interval", "two equal told apart"], folds(random(5), trials // 4))
+    print(f"\nCross-validation of a ridge classifier, {trials:,} times each:\n")
+    table(["", "the mean's interval", "two equal told apart"], folds(random(5), trials))
     print(OF_FOLDS, end="")
     print(
         f"\nTest results of a ridge classifier of {TRAINED} examples over random splits, "

@@ -14,10 +14,12 @@ from statistics import fmean
 import pytest
 from bits import plain
 from faults import curves_in, one_line, some, succeeded, wait_until
+from slurms import slurm
 from sweeps import processes, write_lines
 
 SEARCH = "search {} --lr 'log 1e-4 1e1' -- --optimizer sgd --epochs {} --device cpu --seed {}"
 BATCH = "--batch-size 256"
+OFTEN = "--checkpoint-minutes 1e-4"
 
 
 @pytest.fixture(scope="module")
@@ -199,8 +201,7 @@ def test_kills_change_no_promotion_and_no_bit(whole, counting, tmp_path, slots, 
         project = counting.copy(tmp_path / f"after-{hits.total()}-kills")
         project.env |= {"TRAINED": str(project.root / "trained"), "PACE": "0.02"}
         project.mark, project.words = f"TRAINED={project.env['TRAINED']}", ("--per-gpu", str(slots))
-        search = f"{SEARCH.format(count, 5, 0)} --checkpoint-minutes 1e-4"
-        write_lines(project.root, "halving 3 1e 3e", search)
+        write_lines(project.root, "halving 3 1e 3e", f"{SEARCH.format(count, 5, 0)} {OFTEN}")
         killed, hit = set(), True
         while hit and hits.total() < pytestconfig.getoption("kills"):
             hit = kill_some(project, chance, pytestconfig.getoption("kills") - hits.total())
@@ -211,6 +212,31 @@ def test_kills_change_no_promotion_and_no_bit(whole, counting, tmp_path, slots, 
         assert_as_if_never_paused(project, reference)
         again += trained_twice(project, killed)
     print(f"{slots} places, {count} jobs, killed {dict(hits)}; {again} steps again after kills")
+
+
+@pytest.mark.alike
+@pytest.mark.root
+def test_kills_on_a_cluster_change_neither(whole, counting, tmp_path, pytestconfig):
+    """Each command submits who trains on; tasks are killed now and then."""
+    reference, count = whole
+    project = counting.copy(tmp_path / "my_project")
+    chance, killed = random.Random(0), set()
+    mark = f"TRAINED={project.root / 'trained'}"
+    write_lines(project.root, "halving 3 1e 3e", f"{SEARCH.format(count, 5, 0)} {OFTEN}")
+
+    with slurm(gpus=2, largest_array=count + 1) as cluster:
+        project.env |= cluster.env | {"PACE": "0.02"}
+        while "nothing submitted" not in swept(project, "--slurm").stdout:
+            while cluster.states():
+                time.sleep(chance.uniform(0, 4))
+                jobs = [pid for pid, role in processes(mark).items() if role == "job"]
+                for pid in jobs[:1] if len(killed) < pytestconfig.getoption("kills") else []:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                        killed.add(pid)
+    assert_as_if_never_paused(project, reference)
+    again = trained_twice(project, killed)
+    print(f"Slurm, {count} jobs, killed {len(killed)} times; {again} steps again after kills")
 
 
 def assert_as_if_never_paused(project, reference):

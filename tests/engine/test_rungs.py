@@ -99,3 +99,13 @@ def test_while_it_is_not_certain_no_job_trains_beyond_the_next_rung(monkeypatch)
     scores[beside.id] = [1.0, 0.5]
     bracket = Bracket(search.read_halving(1, ["2", "1e", "2e"]), [*jobs.values()])
     assert bracket.lead(beside) is None
+
+
+def test_a_job_killed_before_it_could_say_that_it_diverged_is_stopped(monkeypatch):
+    jobs = [JobFolder(Settings(lr=rate), Runtime(), METRICS) for rate in (1e-3, 1.0)]
+    scores = {jobs[0].id: [1.0], jobs[1].id: [math.inf]}
+    monkeypatch.setattr(search, "_scores", lambda job, rungs: scores[job.id])
+    bracket = Bracket(search.read_halving(1, ["2", "1e"]), jobs)
+    assert bracket.state(jobs[1], "interrupted") == "stopped"
+    monkeypatch.setattr(search.attempts, "status_of", lambda path: "diverged")
+    assert bracket.state(jobs[1], "diverged") == "diverged"

@@ -338,8 +338,9 @@ class Bracket:
     def stopped_at(self, job: JobFolder[Any]) -> Span | None:
         """Return the rung at which a job was stopped; None if it was not, had diverged by then, or
         has finished, in a smaller search."""
-        rung, score = self._left(job)[0]
-        over = score == math.inf or attempts.status_of(job.path) == "finished"
+        (rung, score), status = self._left(job)[0], attempts.status_of(job.path)
+        # One that was killed before it could say that it had diverged is not over.
+        over = status == "finished" or (status == "diverged" and score == math.inf)
         return rung if self._unit[job.id] in self._decision.stopped and not over else None
 
     def state(self, job: JobFolder[Any], state: str) -> str:
