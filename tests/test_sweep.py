@@ -123,15 +123,15 @@ def test_what_started_it_may_ignore_its_children(lab):
     assert "1 of 1 jobs finished, 1 of them now" in done.stdout
 
 
-def test_a_wrong_grid_starts_nothing_and_names_each_job(lab):
-    lab.write_grid("--seed 9", "--seed fast", "--sede 3", "--help")
+def test_a_wrong_grid_starts_nothing_and_names_each_mistake(lab):
+    lab.write_grid("--seed 9", "--seed fast", "--sede 3", "--help", "--sede 4")
     syntax = lab.sweep()
     assert (syntax.returncode, syntax.stdout) == (2, "")
     assert syntax.stderr.splitlines() == [
         "job 2, run.py --seed fast: --seed fast: must be a whole number",
-        "job 3, run.py --sede 3: --sede: no such flag; did you mean --seed?",
+        "job 3, run.py --sede 3: --sede: no such flag; did you mean --seed? (and 1 more job)",
         "job 4, run.py --help: --help: cannot be used in a grid",
-        "run.sh: 3 of 4 jobs are wrong; nothing was started",
+        "run.sh: 4 of 5 jobs are wrong; nothing was started",
     ]
     script, settings = (lab.project.root / f"{name}.py" for name in ("run", "settings"))
     declared, right = settings.read_text(), script.read_text()

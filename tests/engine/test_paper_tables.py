@@ -220,6 +220,11 @@ def test_an_ablation_changes_one_setting_of_the_baseline(store):
         paper_tables.ablation(jobs, {"model": "mlp"})
     with pytest.raises(NoResults, match="fits 0 of the settings"):
         paper_tables.ablation(jobs, {"model": "mlp", "lr": 7})
+    grid(store, "ablation", {0.5: 0.8}, model="mlp")  # with it, rates are floats
+    again = paper_tables.ablation(tables.jobs("ablation"), {"model": "mlp", "lr": 1})
+    assert {*table.rows} < {*again.rows}
+    with pytest.raises(SettingsError, match=r"^BASELINE in plot\.py: the jobs have no setting mdl"):
+        paper_tables.ablation(jobs, {"mdl": "mlp"})
 
 
 def test_ratios_of_logarithmic_metrics_and_percent(store):

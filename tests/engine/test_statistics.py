@@ -1,6 +1,7 @@
 """Intervals contain what they should as often as they say: by simulation."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -172,3 +173,19 @@ def test_a_ratio_to_what_may_be_0_can_be_anything():
     found = intervals.ratio([1.0, 1.1, 0.9], [0.1, -0.2, 0.2])
     assert (found.low, found.high) == (-math.inf, math.inf)
     assert math.isnan(intervals.ratio([1.0], [2.0]).low)
+
+
+def test_intervals_over_groups_of_examples_cover_the_truth():
+    """Of 24 groups of different sizes; as if examples were independent, they do not."""
+    random, held = np.random.default_rng(0), {True: 0, False: 0}
+    for _ in range(200):
+        group = random.permutation(np.repeat(np.arange(24), random.integers(5, 20, 24)))
+        shared = random.normal(size=24)[group]
+        losses = 1 + 0.2 * (shared[:, None] + random.normal(size=(len(group), 3)))
+        sample = simulate_intervals.sample(losses, simulate_intervals.LOSS)
+        for known in held:
+            one = replace(sample, group=group if known else None)
+            held[known] += one.interval.low <= 1 <= one.interval.high
+    assert one.over == f"3 seeds and {len(group)} test examples"
+    assert replace(one, group=group).over == "3 seeds and 24 groups of test examples"
+    assert held[True] >= 180 and held[False] < 140

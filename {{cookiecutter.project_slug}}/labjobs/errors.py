@@ -36,6 +36,10 @@ class Diverged(JobError):
     """A number that training depends on is no longer finite."""
 
 
+DIVERGED = "lower the learning rate, or look for NaN in the data"
+"""What to do about it."""
+
+
 def require(fine: bool, flag: str, value: object, wanted: str) -> None:
     """Raise SettingsError unless the value of a flag is valid."""
     if not fine:

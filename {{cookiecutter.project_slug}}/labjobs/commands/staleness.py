@@ -21,7 +21,7 @@ from labjobs.cli.flags import option
 from labjobs.commands.inventory import Job, Project
 from labjobs.commands.replay import Recorded, Repeated, repeated
 from labjobs.errors import JobError, SettingsError, cause, few
-from labjobs.files import json_of
+from labjobs.files import CODE, json_of
 from labjobs.job import attempts, code_evidence, data_evidence, provenance
 from labjobs.job.code_evidence import Accepted
 from labjobs.job.folder import JobFolder
@@ -133,9 +133,10 @@ def print_why(project: Project, given: Namespace) -> int:
     alike = [each for each in named if each.endswith(f".{definition}")]
     found = alike[0] if len(alike) == 1 else definition
     while found and found not in named:
-        found = found.rpartition(".")[0]
-        if f"{found}.py" in named:  # a module that counts as a whole
-            found += ".py"
+        found, _, name = found.rpartition(".")
+        whole = named.get(f"{found}.py")
+        if whole and re.search(rf"\b{re.escape(name)}\b", code.source(whole)):
+            found += ".py"  # a module that counts as a whole, or what it does when it is imported
     parts = code.why(named[found]).split(" <- ") if found else []
     chain = [code_evidence.in_python(part) for part in parts]
     if given.json:
@@ -145,9 +146,20 @@ def print_why(project: Project, given: Namespace) -> int:
         print("".join(f"{line}\n" for line in code.advice if line.startswith(chain[0])), end="")
     if chain:
         return exit_status.DONE
-    near = alike or difflib.get_close_matches(definition, named)
+    near = alike
+    if not (near or _is_defined(definition)):
+        near = difflib.get_close_matches(definition, named)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return leave(exit_status.FAILED, f"job {job.id} does not depend on {definition}{hint}")
+
+
+def _is_defined(definition: str) -> bool:
+    """Whether a module of the project has this function or class, as in `models.MLP`."""
+    module, _, name = definition.rpartition(".")
+    with suppress(OSError):
+        text = (CODE / f"{module.replace('.', '/')}.py").read_text("utf-8", "replace")
+        return bool(re.search(rf"^(async )?(def|class) {re.escape(name)}\b", text, re.MULTILINE))
+    return False
 
 
 # `accept`: makes stale jobs count again if the present code would give the same results.

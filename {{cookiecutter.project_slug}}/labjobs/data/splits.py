@@ -192,9 +192,9 @@ def check_groups(groups: Values, **parts: Dataset[Any] | Values | None) -> None:
             if first.setdefault(group, name) != name:
                 twice.setdefault(group, name)
     for group, name in twice.items():
-        others = f", and {len(twice) - 1} more" if len(twice) > 1 else ""
+        others = f", and {len(twice) - 1} more groups are in two parts" if len(twice) > 1 else ""
         raise SettingsError(
-            f"--dataset: a group is in two parts: {group!r} in {first[group]} and {name}{others}"
+            f"--dataset: group {group!r} is in two parts, {first[group]} and {name}{others}"
         )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from labjobs.errors import require_known
 from labjobs.job import data_evidence
 from labjobs.results import intervals, tables
 from labjobs.results.metrics import CURE, Measured, NoResults, Part, chooser
@@ -194,13 +195,12 @@ def words_first(jobs: pd.DataFrame, by: Sequence[str]) -> tuple[list[str], list[
 
 
 def fitting(jobs: pd.DataFrame, by: Sequence[str], wanted: Mapping[str, Any]) -> str:
-    """Return which group of jobs has these settings, the BASELINE of plot.py. Raises NoResults if
-    none has, or several have."""
-    fits = [
-        name
-        for name, alike in groups(jobs, by).items()
-        if all(str(alike[key].iloc[0]) == str(value) for key, value in wanted.items())
-    ]
+    """Return which group of jobs has these settings, the BASELINE of plot.py. Raises SettingsError
+    for an unknown setting, NoResults if no group has them, or several have."""
+    known = jobs.attrs["settings"]
+    require_known(wanted, known, "BASELINE in plot.py: the jobs have no setting {}")
+    every = groups(jobs, by)
+    fits = [name for name, alike in every.items() if len(tables.with_values(alike, wanted))]
     if len(fits) == 1:
         return fits[0]
     left = [setting(name) for name in by if name not in wanted]

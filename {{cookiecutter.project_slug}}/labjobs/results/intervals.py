@@ -111,6 +111,16 @@ def with_examples(results: Estimate, examples: NDArray[Any], outcomes: bool = Fa
     return results._replace(parts=(*results.parts, part))
 
 
+def of_groups(values: NDArray[Any], group: NDArray[Any]) -> NDArray[Any]:
+    """Return a value for each group (G,) of examples: their mean is that of the values (N,), and
+    has the variance of that over independent groups, however many examples these have. Source:
+    Cochran 1977, Sampling Techniques, chapter 9A: the mean is a ratio of sums over groups."""
+    names, places = np.unique(group, return_inverse=True)
+    middle, scale = values.mean(), len(names) / len(values)
+    made: NDArray[Any] = middle + np.bincount(places, values - middle) * scale
+    return made
+
+
 def _freedom(values: NDArray[Any]) -> float:
     """The degrees of freedom of the variance of values (N,): N - 1 if these are normal, fewer if a
     few examples have most of the loss. Source: O'Neill 2014, doi.org/10.1080/00031305.2014.966589,

@@ -37,7 +37,7 @@ MOST_ROWS = 20
 ALL = "all jobs"  # the only row, if no setting varies
 NOTHING = "–"  # a cell for which no job was run
 
-NO_SETTING = "plot.py: the jobs have no setting {}"
+NO_SETTING = "ROWS in plot.py: the jobs have no setting {}"
 
 LOST = ("diverged", "failed", "no result")
 """What became of jobs without which a mean of the others would be too good."""
@@ -169,7 +169,6 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
     jobs differ from it in exactly one setting, SettingsError for an unknown setting or metric.
     """
     grid = _Grid(tried(jobs), groups.varied(jobs))
-    require_known(baseline, jobs.attrs["settings"], NO_SETTING)
     of_tasks = groups.tasks(grid.jobs)
     if not baseline and len(of_tasks) > 1:
         raise NoResults("several tasks have no baseline in common; declare BASELINE in plot.py")
@@ -401,7 +400,7 @@ def _metrics(jobs: pd.DataFrame, shown: Sequence[str]) -> tuple[list[Measured], 
     """The metrics on test data, or on validation data if there are no test results, and a sentence
     about those that are not shown."""
     every = declared(jobs)
-    require_known(shown, every, "plot.py: the jobs have no metric {}")
+    require_known(shown, every, "SHOWN in plot.py: the jobs have no metric {}")
     names = [*shown] or [*every]
     parts: tuple[Part | None, ...] = ("test", "val", None)
     lacking = list[str]()

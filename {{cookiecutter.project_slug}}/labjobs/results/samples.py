@@ -25,7 +25,8 @@ LEVEL = 0.05  # the probability, for all comparisons, below which two results ca
 @dataclass(frozen=True)
 class Sample:
     """The results (K,) of jobs by repeat, and the results (N, K) of single test examples, if these
-    are known, with what says `which` examples these are."""
+    are known, with what says `which` examples these are, and the `group` (N,) of each if they are
+    no independent ones, such as images of the same patient."""
 
     results: "pd.Series[float]"
     metric: Measured
@@ -33,6 +34,7 @@ class Sample:
     which: tuple[NDArray[Any], ...] = ()
     overlap: float = 0.0  # of the splits of the repeats: intervals.mean
     lost: int = 0  # number of jobs that ended without a finite result
+    group: NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.results)
@@ -53,19 +55,23 @@ class Sample:
 
     @cached_property
     def of_examples(self) -> NDArray[Any] | None:
-        """The mean of each test example (N,) over splits, each with the mean of its repeats."""
+        """The mean of each test example (N,) over splits, each with the mean of its repeats; of
+        groups of examples a value each (G,), with the same mean."""
         if self.examples is None:
             return None
         # A logarithm changes by as much as its value, relative to that value.
         each = self.examples / self.results.to_numpy() if self.metric.log else self.examples
         means: NDArray[Any] = groups.split_means(each, self.results.index.to_frame()).mean(axis=-1)
-        return means
+        return means if self.group is None else intervals.of_groups(means, self.group)
 
     @property
     def estimate(self) -> Estimate:
         """The mean over repeats, and over test examples where they are known."""
         each, results = self.of_examples, self.of_repeats
-        return results if each is None else intervals.with_examples(results, each, self.is_fraction)
+        if each is None:
+            return results
+        alone = self.group is None and self.is_fraction
+        return intervals.with_examples(results, each, alone)
 
     @cached_property
     def is_fraction(self) -> bool:
@@ -81,8 +87,8 @@ class Sample:
         if not self.estimate.is_shown:
             return Interval(found.mean, np.nan, np.nan)
         within = least <= found.low < found.high <= most
-        if self.examples is not None and self.is_fraction and not within:
-            return intervals.fraction(self.estimate, len(self.examples))
+        if self.of_examples is not None and self.is_fraction and not within:
+            return intervals.fraction(self.estimate, len(self.of_examples))
         return Interval(found.mean, *np.clip(found[1:], least, most))
 
     @property
@@ -97,7 +103,10 @@ class Sample:
         frame = self.results.index.to_frame(index=False)
         repeats = [str(name) for name in frame if groups.combinations(frame, [str(name)]) > 1]
         many = groups.counted([frame], repeats)
-        return many if self.examples is None else f"{many} and {len(self.examples)} test examples"
+        if self.of_examples is None:
+            return many
+        what = "test examples" if self.group is None else "groups of test examples"
+        return f"{many} and {len(self.of_examples)} {what}"
 
 
 def over(samples: Iterable[Sample]) -> str:
@@ -113,10 +122,11 @@ def sample(jobs: pd.DataFrame, metric: Measured) -> Sample:
     known = jobs.loc[groups.finite(jobs, metric.result).index]
     found = tables.of_examples(known, metric.name) if metric.part == "test" and len(known) else None
     # The metric may be another mean, such as one weighted by length.
-    same = found and np.allclose(found[0].mean(axis=0), results, rtol=1e-3, atol=1e-6)
-    examples, which = found if found and same else (None, ())
+    same = found and np.allclose(found.values.mean(axis=0), results, rtol=1e-3, atol=1e-6)
+    examples, which, group = found if found and same else (None, (), None)
     lost = int(jobs["ended"].notna().sum()) - len(results)
-    return Sample(results, metric, examples, which, groups.overlap(jobs, metric.part), lost)
+    overlap = groups.overlap(jobs, metric.part)
+    return Sample(results, metric, examples, which, overlap, lost, group)
 
 
 class Difference(NamedTuple):

@@ -178,7 +178,8 @@ def searches(jobs: pd.DataFrame) -> list[Search]:
             named.append((line, int(labels.cat.codes[own.index[0]]), search))
     found = [search for *_, search in sorted(named, key=lambda each: each[:2])]
     if max(len(each.order) for each in found) < 2:
-        raise NoResults("fewer than two trials of a search have ended; draw more in run.sh")
+        line = "fewer than two trials of a search have trained to their end (without those that"
+        raise NoResults(f"{line} halving has stopped); draw more in run.sh")
     if len(found) == 1:
         return [replace(found[0], name="")]
     names = [each.name for each in found]

@@ -134,7 +134,7 @@ def unfinished(experiment: str, script: str, wanted: Mapping[str, Any]) -> pd.Da
     table[SEARCH] = [_draw(job["tags"]) for job in found]
     for name in COSTS:
         table[name] = [job["metrics"].get(name, np.nan) for job in found]
-    return _with(table, {name: value for name, value in wanted.items() if name in table})
+    return with_values(table, {name: value for name, value in wanted.items() if name in table})
 
 
 def _draw(tags: Mapping[str, str]) -> str:
@@ -155,7 +155,8 @@ def drawn(jobs: pd.DataFrame) -> set[str]:
     return {flag[2:].replace("-", "_") for draw in draws for flag in draw["ranges"]}
 
 
-def _with(jobs: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
+def with_values(jobs: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the jobs whose settings have these values; a list means any of its values."""
     for name, value in wanted.items():
         values = value if isinstance(value, list | tuple | set) else [value]
         jobs = jobs[jobs[name].isin(values) | jobs[name].map(str).isin(map(str, values))]
@@ -163,12 +164,12 @@ def _with(jobs: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def only(jobs: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the jobs whose settings have these values; a list means any of its values.
+    """Return the jobs that ONLY names.
 
     Raises SettingsError for an unknown setting, NoResults if no finished job is left.
     """
     require_known(wanted, jobs.attrs["settings"], "ONLY in plot.py: the jobs have no setting {}")
-    jobs = _with(jobs, wanted)
+    jobs = with_values(jobs, wanted)
     if jobs["diverged"].all():
         raise NoResults(f"no finished job has the settings of ONLY in plot.py: {dict(wanted)}")
     return jobs
@@ -306,7 +307,8 @@ def _why_none(experiment: str, script: str, diverged: int) -> str:
 
 INDEX = "index"
 KEPT = ["run_id", "job_folder", "job_id", "data"]  # a job's columns that say what it has kept
-TRUE = ("label", "target")  # outputs that are no result of a job, but are known of an example
+GROUP = "group"  # the output that says which test examples belong together
+TRUE = ("label", "target", GROUP)  # outputs that are no result of a job, but known of an example
 
 MOST_CLASSES = 1000  # largest number of classes that a figure can show
 
@@ -366,21 +368,24 @@ def outputs(jobs: pd.DataFrame, *names: str, settings: Collection[str] = ()) -> 
     return pd.concat(found, ignore_index=True)
 
 
-def of_examples(
-    jobs: pd.DataFrame, name: str
-) -> tuple[NDArray[Any], tuple[NDArray[Any], ...]] | None:
-    """Return the output of the test examples (N, jobs) that jobs have kept under a name, and which
-    examples these are: their indices, and their true values or else the digest of the data. None
-    unless all jobs have kept one number for each of the same examples."""
+class OfExamples(NamedTuple):
+    """What several jobs have kept of the same test examples."""
+
+    values: NDArray[Any]  # (N, jobs)
+    which: tuple[NDArray[Any], ...]  # indices (N,), and true values or else the data's digest
+    group: NDArray[Any] | None  # (N,), if examples belong together
+
+
+def of_examples(jobs: pd.DataFrame, name: str) -> OfExamples | None:
+    """Return the output of the test examples that jobs have kept under a name. None unless all jobs
+    have kept one number for each of the same examples."""
     rows = jobs.reindex(columns=KEPT).map(str).itertuples(index=False, name=None)
     return _of_examples(tuple(rows), name)
 
 
 @lru_cache(maxsize=64)  # several figures and tables show the same settings
-def _of_examples(
-    jobs: tuple[tuple[str, ...], ...], name: str
-) -> tuple[NDArray[Any], tuple[NDArray[Any], ...]] | None:
-    columns, which = [], []
+def _of_examples(jobs: tuple[tuple[str, ...], ...], name: str) -> OfExamples | None:
+    columns, which, group = [], [], None
     for row in jobs:
         job = dict(zip(KEPT, row, strict=True))
         with suppress(NoResults), _kept(job, "outputs") as arrays:
@@ -390,8 +395,11 @@ def _of_examples(
                 columns.append(values[order].astype(float))
                 true = [arrays[each][order] for each in TRUE if each in arrays]
                 which.append((index[order], *(true or [np.array(job["data"])])))
+                group = arrays[GROUP][order] if GROUP in arrays else None
     same = (all(map(np.array_equal, which[0], each)) for each in which)
-    return (np.stack(columns, -1), which[0]) if len(columns) == len(jobs) and all(same) else None
+    if len(columns) < len(jobs) or not all(same):
+        return None
+    return OfExamples(np.stack(columns, -1), which[0], group)
 
 
 class Predictions(NamedTuple):

@@ -204,18 +204,20 @@ def answer(folder: Path) -> None:
 
 
 def each(entries: Sequence[Entry], act: Callable[[Entry], object]) -> None:
-    """Call `act` with each entry, and print the entries for which it fails. Raises SettingsError if
-    it failed for any."""
-    wrong = 0
+    """Call `act` with each entry, and print what is wrong with the first entry for which it fails,
+    and with others for which it fails in another way. Raises SettingsError if it failed for any."""
+    wrong: dict[str, list[Entry]] = {}
     for entry in entries:
         try:
             act(entry)
         except Exception as error:
-            wrong += 1
-            command = shlex.join(entry.words)
-            leave(exit_status.WRONG, f"job {entry.number}, {command}: {described(error)}")
-    if wrong:
-        raise SettingsError(f"{wrong} of {len(entries)} jobs are wrong; nothing was started")
+            wrong.setdefault(described(error), []).append(entry)
+    for said, (first, *others) in wrong.items():
+        alike = f" (and {counted(len(others), 'more job')})" if others else ""
+        job = f"job {first.number}, {shlex.join(first.words)}"
+        leave(exit_status.WRONG, f"{job}: {said}{alike}")
+    if count := sum(map(len, wrong.values())):
+        raise SettingsError(f"{count} of {len(entries)} jobs are wrong; nothing was started")
 
 
 def described(error: Exception) -> str:

@@ -293,8 +293,9 @@ class Queue:
             if worker.is_stuck(entry, self._quiet):
                 messages.send(f"job {entry.job.id} has stopped logging: {entry.job.name}")
             return
-        ending = job.ending(status)
-        self._say(entry, ending)
+        ending, name = job.ending(status), f"job {entry.job.id}"
+        at_rung = entry.rung and ending.startswith(f"{name} paused: ")
+        self._say(entry, f"{name} paused at {entry.rung}, to be compared" if at_rung else ending)
         why = job.failed_by(status)
         again = why == "memory" and not self.status and entry.retries < self._flags.retries
         entry.retries += again

@@ -32,7 +32,7 @@ from labjobs.data.batches import Batches, Place
 from labjobs.data.order import Collate, Order, Sampler
 from labjobs.devices import FORMATS, GlobalStreams, Precision
 from labjobs.distributed.collectives import Processes, is_divided, own
-from labjobs.errors import Diverged, JobError, SettingsError, few
+from labjobs.errors import DIVERGED, Diverged, JobError, SettingsError, few
 from labjobs.job import attempts, data_evidence
 from labjobs.job import runtime as purpose
 from labjobs.job.folder import JobFolder
@@ -617,7 +617,7 @@ class Job(Generic[S]):
             looked_at = {"weights": weight, "gradients": None if self._scales else weight.grad}
             for what, value in looked_at.items():
                 if value is not None and not own(value.detach()).isfinite().all():
-                    raise Diverged(f"{what} are no longer finite ({name}); lower the learning rate")
+                    raise Diverged(f"{what} are no longer finite ({name}); {DIVERGED}")
 
     def close(self) -> None:
         """End the threads and the processes that were started."""
