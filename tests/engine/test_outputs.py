@@ -8,10 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from labjobs.data.splits import split
 from labjobs.errors import SettingsError
 from labjobs.results import tables
 from labjobs.results.metrics import NoResults
 from labjobs.training.outputs import Outputs
+from torch.utils.data import TensorDataset
 from toy import DATA, TRAIN, VAL, Loop
 
 CPU = torch.device("cpu")
@@ -114,6 +116,14 @@ def test_the_place_of_each_example_is_known(toy):
     places = shuffled["index"].tolist()
     assert places != sorted(places) == table["index"].tolist()
     assert shuffled["first"].tolist() == DATA[:][0][places, 0].tolist()
+
+
+def test_the_group_of_each_example_is_known_if_the_dataset_was_split_by_groups(toy):
+    copy = TensorDataset(*DATA[:])
+    patients = [f"p{place // 3}" for place in range(len(copy))]
+    _, part = split(copy, 0.3, 0, groups=patients)
+    table = kept(toy, labels_alone, part=part)
+    assert table["group"].tolist() == [place // 3 for place in table["index"]]
 
 
 class OnItsOwn(Keeping):

@@ -173,7 +173,7 @@ def test_a_group_on_both_sides_is_refused_wherever_the_parts_come_from():
     assert said.startswith("--dataset: group 'p") and "is in two parts, train and test" in said
     mine = torch.utils.data.Subset(examples, [0, 2]), torch.utils.data.Subset(examples, [1, 3])
     for parts, why in (
-        ({"val": mine[0], "test": mine[1]}, "group 'p1' is in two parts, val and test, and 1 "),
+        ({"val": mine[0], "test": mine[1]}, "group 'p1' is in two parts, val and test, as 2 "),
         ({"train": examples, "test": ["p9", "p3"]}, "group 'p3' is in two parts, train and test"),
         ({"train": examples, "test": dataset(6)}, "its parts come from several datasets; give"),
     ):

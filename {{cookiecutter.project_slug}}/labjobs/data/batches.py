@@ -27,6 +27,7 @@ from weakref import WeakValueDictionary, finalize
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -64,6 +65,8 @@ class Batches:
         self.step: Callable[[], int] = lambda: 0
         """Returns the optimizer steps that are done."""
         self.passes = 0  # of evaluations, that have begun
+        self.groups: NDArray[np.int_] | None = None
+        """The group of each example (N,) of the whole dataset, if it was split by groups."""
 
     def __len__(self) -> int:
         if self.order is None:

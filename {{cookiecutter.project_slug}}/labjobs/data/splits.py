@@ -184,6 +184,8 @@ def check_groups(groups: Values, **parts: Dataset[Any] | Values | None) -> None:
         raise SettingsError(
             "--dataset: its parts come from several datasets; give groups for each part"
         )
+    for dataset in datasets:
+        _note_groups(dataset, groups)
     for name, part in parts.items():
         if part is None:
             continue
@@ -192,10 +194,25 @@ def check_groups(groups: Values, **parts: Dataset[Any] | Values | None) -> None:
             if first.setdefault(group, name) != name:
                 twice.setdefault(group, name)
     for group, name in twice.items():
-        others = f", and {len(twice) - 1} more groups are in two parts" if len(twice) > 1 else ""
+        of = f", as {len(twice)} groups are" if len(twice) > 1 else ""
         raise SettingsError(
-            f"--dataset: group {group!r} is in two parts, {first[group]} and {name}{others}"
+            f"--dataset: group {group!r} is in two parts, {first[group]} and {name}{of}"
         )
+
+
+_noted: dict[int, tuple[Any, Values]] = {}  # datasets, each with the groups of its examples
+
+
+def _note_groups(part: Dataset[Any], groups: Values) -> None:
+    dataset = underlying(part)[0]
+    _noted[id(dataset)] = dataset, groups
+
+
+def groups_of(part: Dataset[Any]) -> Ints | None:
+    """Return the number of the group of each example (N,) of the dataset that a part is of, if that
+    was split, or checked, by groups."""
+    _, groups = _noted.get(id(underlying(part)[0]), (None, None))
+    return None if groups is None else _numbered(_listed(groups), "groups")[0]
 
 
 class _Units:
@@ -217,6 +234,7 @@ class _Units:
         self.of, grouped = np.arange(count), list[Any]()
         label, self._names = np.zeros(count, dtype=int), list[Any]()
         if groups is not None:
+            _note_groups(dataset, groups)
             self.of, grouped = _numbered(_values(dataset, groups, "groups"), "groups")
         if labels is not None:
             label, self._names = _numbered(_values(dataset, labels, "labels"), "labels")

@@ -161,7 +161,7 @@ def problems(table: Table, venue: Venue) -> list[str]:
     """Return what would not print correctly, each problem in one line; empty if there is none."""
     found, width = list[str](), _width(table, venue)
     if width > venue.full:
-        cure = "show fewer metrics, one task (--task), or shorter LABELS"
+        cure = "name less in SHOWN and ROWS of plot.py, or give shorter LABELS or one --task"
         found.append(f"{width:.1f} in wide, and the page has {venue.full:g}; {cure}")
     high = 1.2 * venue.text / 72 * len(_rows(table))  # LaTeX's distance between lines
     if high > venue.height:

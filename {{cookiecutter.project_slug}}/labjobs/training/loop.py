@@ -30,6 +30,7 @@ from labjobs import devices, machine
 from labjobs.data import batches as loaders
 from labjobs.data.batches import Batches, Place
 from labjobs.data.order import Collate, Order, Sampler
+from labjobs.data.splits import groups_of
 from labjobs.devices import FORMATS, GlobalStreams, Precision
 from labjobs.distributed.collectives import Processes, is_divided, own
 from labjobs.errors import DIVERGED, Diverged, JobError, SettingsError, few
@@ -174,6 +175,7 @@ class Job(Generic[S]):
         made = loaders.make(part, *how, seed=seed, collate=collate, rank=rank)
         made.check = partial(self._begin_batch, made)
         made.step = lambda: self._position.step
+        made.groups = groups_of(part) if made.order is not None else None
         self._all_batches.append(made)
         # With --shard, processes need each other for every batch. A stream has no last one.
         last = made.order.sizes(1)[-1] if runtime.shard and made.order is not None else rank.size

@@ -3,6 +3,7 @@
 with numpy.load("runs/<job id>/<attempt>/predictions.npz") as kept:
     kept["label"], kept["predicted"]  # (N,) each, in the order of the examples
     kept["index"]                     # (N,), where each example is in its dataset
+    kept["group"]                     # (N,), a number for its group, if that was split by groups
 
 Batches are copied to the host while the device works on, and from there into temporary files, so
 neither holds more than a few of them. Tensors of different lengths, given as a list, are kept one
@@ -117,11 +118,14 @@ class Outputs:
         return None if source is None else source.order
 
     def _index(self) -> Arrays:
-        """Where the examples are in their dataset, if all are surely of one pass over it."""
+        """Where the examples are in their dataset, and the groups by which that was split, if all
+        are surely of one pass over it."""
         indices = None if self._order is None else self._order.epoch(0)
         if indices is None or len(indices) != sum(self._sizes):
             return {}
-        return {"index": indices.numpy()}
+        groups = next(each.groups for each in self._passes if each)
+        own = {} if groups is None else {"group": groups[indices.numpy()]}
+        return {"index": indices.numpy(), **own}
 
     def _places(self) -> NDArray[Any]:
         """Where the examples of this process are in the order of all, also for a few batches.
