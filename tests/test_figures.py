@@ -391,8 +391,8 @@ def test_a_search_without_results_is_left_out(draw, store):
     words = "9 --lr 'log 1e-4 1e-1' -- --width {}"
     trials(store, "few", words.format(8).replace("9", "1", 1), lambda settings: settings["lr"])
     drawn = draw("few")
-    why = "fewer than two trials of a search have trained to their end (without those that halving"
-    assert f"left out {', '.join(SEARCHES)}: {why}\n" in drawn.said
+    why = "fewer than two trials of a search have trained to their end (without those that "
+    assert f"left out {', '.join(SEARCHES)}: {why}halving has stopped)" in drawn.said
 
 
 @pytest.mark.alike
