@@ -189,3 +189,4 @@ def test_intervals_over_groups_of_examples_cover_the_truth():
     assert one.over == f"3 seeds and {len(group)} test examples"
     assert replace(one, group=group).over == "3 seeds and 24 groups of test examples"
     assert held[True] >= 180 and held[False] < 140
+    assert not replace(one, group=np.zeros(len(group))).is_shown

@@ -54,8 +54,9 @@ class Estimate(NamedTuple):
 
     @property
     def is_shown(self) -> bool:
-        """Whether there are enough repeats for an interval."""
-        return self.parts[0].freedom >= NEEDED - 1
+        """Whether there are enough repeats for an interval, and more than one test example or group
+        of them."""
+        return self.parts[0].freedom >= NEEDED - 1 and all(part.freedom > 0 for part in self.parts)
 
     @property
     def interval(self) -> Interval:
