@@ -166,8 +166,8 @@ def whole(counting, tmp_path_factory, pytestconfig):
 
 
 def kill_some(project, chance, most):
-    """Start the sweep and kill jobs of it, until it ends, its queue or run.sh is killed, or there
-    were so many kills; return what was killed, by its pid."""
+    """Start the sweep, and kill jobs of it until it ends, until its queue or run.sh is killed, or
+    until `most` were killed; return what was killed, by its pid."""
     hits = {}
     sweep = project.command("bash", "run.sh", *project.words)
 

@@ -98,10 +98,10 @@ def test_same_figures_from_postgresql_and_from_a_server(draw, tmp_path):
 @pytest.fixture(scope="module")
 def latex():
     """Sets a document; a second time, so that it knows its figures' numbers."""
-    needed = ["kpsewhich", "booktabs.sty", "nature.cls", "ptmr7t.tfm"]
+    needed = ["kpsewhich", "booktabs.sty", "nature.cls", "fullpage.sty", "ptmr7t.tfm"]
     if not shutil.which("pdflatex") or subprocess.run(needed, capture_output=True).returncode:
-        fonts = "texlive-fonts-recommended"
-        debian.install("texlive-latex-recommended", "texlive-publishers", fonts)
+        named = "latex-recommended", "latex-extra", "publishers", "fonts-recommended"
+        debian.install(*(f"texlive-{name}" for name in named))
 
     def latex(path):
         for _ in range(2):

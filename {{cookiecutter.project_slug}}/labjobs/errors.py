@@ -35,9 +35,7 @@ class Elsewhere(JobError):
 class Diverged(JobError):
     """A number that training depends on is no longer finite."""
 
-
-DIVERGED = "lower the learning rate, or look for NaN in the data"
-"""What to do about it."""
+    CURE = "lower the learning rate, or look for NaN in the data"
 
 
 def require(fine: bool, flag: str, value: object, wanted: str) -> None:

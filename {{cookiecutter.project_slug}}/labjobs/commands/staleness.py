@@ -21,7 +21,7 @@ from labjobs.cli.flags import option
 from labjobs.commands.inventory import Job, Project
 from labjobs.commands.replay import Recorded, Repeated, repeated
 from labjobs.errors import JobError, SettingsError, cause, few
-from labjobs.files import CODE, json_of
+from labjobs.files import json_of
 from labjobs.job import attempts, code_evidence, data_evidence, provenance
 from labjobs.job.code_evidence import Accepted
 from labjobs.job.folder import JobFolder
@@ -133,10 +133,9 @@ def print_why(project: Project, given: Namespace) -> int:
     alike = [each for each in named if each.endswith(f".{definition}")]
     found = alike[0] if len(alike) == 1 else definition
     while found and found not in named:
-        found, _, name = found.rpartition(".")
-        whole = named.get(f"{found}.py")
-        if whole and re.search(rf"\b{re.escape(name)}\b", code.source(whole)):
-            found += ".py"  # a module that counts as a whole, or what it does when it is imported
+        inner, found = found, found.rpartition(".")[0]
+        if f"{found}.py" in named and code_evidence.binds(job.folder.script, inner):
+            found += ".py"  # a module that counts as a whole
     parts = code.why(named[found]).split(" <- ") if found else []
     chain = [code_evidence.in_python(part) for part in parts]
     if given.json:
@@ -147,19 +146,10 @@ def print_why(project: Project, given: Namespace) -> int:
     if chain:
         return exit_status.DONE
     near = alike
-    if not (near or _is_defined(definition)):
+    if not (near or code_evidence.binds(job.folder.script, definition)):
         near = difflib.get_close_matches(definition, named)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return leave(exit_status.FAILED, f"job {job.id} does not depend on {definition}{hint}")
-
-
-def _is_defined(definition: str) -> bool:
-    """Whether a module of the project has this function or class, as in `models.MLP`."""
-    module, _, name = definition.rpartition(".")
-    with suppress(OSError):
-        text = (CODE / f"{module.replace('.', '/')}.py").read_text("utf-8", "replace")
-        return bool(re.search(rf"^(async )?(def|class) {re.escape(name)}\b", text, re.MULTILINE))
-    return False
 
 
 # `accept`: makes stale jobs count again if the present code would give the same results.

@@ -193,6 +193,13 @@ def _parts(path: Path) -> dict[str, dict[str, str]]:
     return dict(kept["parts"]) if own else {}
 
 
+def binds(script: str, name: str) -> bool:
+    """Return whether a module of the project has such a name: `models.ConvNet`."""
+    module, _, own = name.rpartition(".")
+    found = _project(script).symbols.get(module)
+    return bool(found and own in found.bound)
+
+
 def in_python(part: str) -> str:
     """Return a part's name as in Python: `models.ConvNet`, `models.py`; or `input 1872aa178ea7`."""
     module, _, name = part.partition(":")

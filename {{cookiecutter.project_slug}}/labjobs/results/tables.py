@@ -305,10 +305,12 @@ def _why_none(experiment: str, script: str, diverged: int) -> str:
 # The files of jobs: tables that they logged by `job.log_table`, and values that they kept for each
 # test example by `job.keep_outputs`.
 
-INDEX = "index"
 KEPT = ["run_id", "job_folder", "job_id", "data"]  # a job's columns that say what it has kept
-GROUP = "group"  # the output that says which test examples belong together
-TRUE = ("label", "target", GROUP)  # outputs that are no result of a job, but known of an example
+TRUE = (
+    "label",
+    "target",
+    layout.GROUP,
+)  # outputs that are no result of a job, but known of an example
 
 MOST_CLASSES = 1000  # largest number of classes that a figure can show
 
@@ -357,8 +359,12 @@ def outputs(jobs: pd.DataFrame, *names: str, settings: Collection[str] = ()) -> 
     found = []
     for job, columns in _finished(jobs, settings):
         with _kept(job, "outputs") as arrays:
-            own = [name for name in arrays if name != INDEX and not name.endswith(layout.LENGTHS)]
-            for name in [*([INDEX] if INDEX in arrays else []), *(names or own)]:
+            own = [
+                name
+                for name in arrays
+                if name != layout.INDEX and not name.endswith(layout.LENGTHS)
+            ]
+            for name in [*([layout.INDEX] if layout.INDEX in arrays else []), *(names or own)]:
                 values = arrays[name]
                 if name + layout.LENGTHS in arrays:  # examples of different lengths, in a row
                     columns[name] = np.split(values, np.cumsum(arrays[name + layout.LENGTHS]))[:-1]
@@ -389,13 +395,13 @@ def _of_examples(jobs: tuple[tuple[str, ...], ...], name: str) -> OfExamples | N
     for row in jobs:
         job = dict(zip(KEPT, row, strict=True))
         with suppress(NoResults), _kept(job, "outputs") as arrays:
-            index, values = arrays[INDEX], arrays[name]
+            index, values = arrays[layout.INDEX], arrays[name]
             order = np.argsort(index)
             if values.ndim == 1:
                 columns.append(values[order].astype(float))
                 true = [arrays[each][order] for each in TRUE if each in arrays]
                 which.append((index[order], *(true or [np.array(job["data"])])))
-                group = arrays[GROUP][order] if GROUP in arrays else None
+                group = arrays[layout.GROUP][order] if layout.GROUP in arrays else None
     same = (all(map(np.array_equal, which[0], each)) for each in which)
     if len(columns) < len(jobs) or not all(same):
         return None

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from labjobs import layout
 from labjobs.data import trees
 from labjobs.distributed.collectives import Processes, gathered, is_divided, own
-from labjobs.errors import DIVERGED, Diverged, JobError, first_line
+from labjobs.errors import Diverged, JobError, first_line
 from labjobs.files import shown, sync_folder, write
 from labjobs.job import attempts
 from labjobs.job.attempts import Evidence
@@ -179,7 +179,9 @@ class Writer:
         content, models, previous = self._waiting.pop(path)
         for model, weights in models.items():
             if bad := [name for name, weight in weights.items() if not _finite(weight)]:
-                raise Diverged(f"weights of {model} are no longer finite ({bad[0]}); {DIVERGED}")
+                raise Diverged(
+                    f"weights of {model} are no longer finite ({bad[0]}); {Diverged.CURE}"
+                )
         save(path, content, previous)
 
 

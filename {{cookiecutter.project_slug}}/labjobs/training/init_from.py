@@ -307,7 +307,7 @@ def _keep_own_rates(states: dict[str, dict[str, Any]], parts: Mapping[str, Part]
     for name, part in parts.items():
         own = part.state_dict().get("param_groups")
         theirs = states.get(name, {}).get("param_groups")
-        if own and theirs and not _fit(own, theirs):
+        if own and theirs and not _moments_fit(own, theirs):
             log.warning("%s begins without moments: that job had another optimizer", name)
             states[name] = part.state_dict()
         elif own and theirs:
@@ -316,7 +316,7 @@ def _keep_own_rates(states: dict[str, dict[str, Any]], parts: Mapping[str, Part]
             ]
 
 
-def _fit(own: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
+def _moments_fit(own: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
     """Whether one optimizer's moments fit another, going by the groups of both: of as many
     parameters, with the same options."""
     sizes, others = ([len(group["params"]) for group in groups] for groups in (own, theirs))

@@ -33,7 +33,7 @@ from labjobs.data.order import Collate, Order, Sampler
 from labjobs.data.splits import groups_of
 from labjobs.devices import FORMATS, GlobalStreams, Precision
 from labjobs.distributed.collectives import Processes, is_divided, own
-from labjobs.errors import DIVERGED, Diverged, JobError, SettingsError, few
+from labjobs.errors import Diverged, JobError, SettingsError, few
 from labjobs.job import attempts, data_evidence
 from labjobs.job import runtime as purpose
 from labjobs.job.folder import JobFolder
@@ -619,7 +619,7 @@ class Job(Generic[S]):
             looked_at = {"weights": weight, "gradients": None if self._scales else weight.grad}
             for what, value in looked_at.items():
                 if value is not None and not own(value.detach()).isfinite().all():
-                    raise Diverged(f"{what} are no longer finite ({name}); {DIVERGED}")
+                    raise Diverged(f"{what} are no longer finite ({name}); {Diverged.CURE}")
 
     def close(self) -> None:
         """End the threads and the processes that were started."""

@@ -20,7 +20,7 @@ from labjobs import devices
 from labjobs.data import trees
 from labjobs.distributed import collectives
 from labjobs.distributed.collectives import Processes
-from labjobs.errors import DIVERGED, Diverged, JobError, first_line
+from labjobs.errors import Diverged, JobError, first_line
 from labjobs.job.journal import Journal, now
 from labjobs.job.terminal import log
 from labjobs.settings import Metric, is_name, outside
@@ -390,7 +390,7 @@ class TrainMeter:
         for name, value in values.items():
             if name in self._declared and not math.isfinite(value):
                 self._journal.flush()
-                cure = "look at the data and the loss" if step == 1 else DIVERGED
+                cure = "look at the data and the loss" if step == 1 else Diverged.CURE
                 raise Diverged(f"train_{name} was not finite by optimizer step {step}; {cure}")
 
 

@@ -15,7 +15,7 @@ from labjobs import devices
 from labjobs.data import trees
 from labjobs.data.order import slice_of
 from labjobs.distributed.collectives import Processes, is_divided, own
-from labjobs.errors import DIVERGED, Diverged, JobError
+from labjobs.errors import Diverged, JobError
 from labjobs.settings import Metric, no_monitor
 from labjobs.training.meters import wide
 from labjobs.training.progress import Stateful
@@ -438,7 +438,7 @@ class EarlyStopping(Stateful):
         if math.isnan(value) and math.isfinite(metrics.get("val_loss", math.nan)):
             value = -math.inf
         elif not math.isfinite(value):
-            raise Diverged(f"{self._monitor} was not finite; {DIVERGED}")
+            raise Diverged(f"{self._monitor} was not finite; {Diverged.CURE}")
         if value > self._best or self.evaluations == 1:
             self._best, self.best_evaluation = value, self.evaluations
             return True

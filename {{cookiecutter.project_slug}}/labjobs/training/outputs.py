@@ -124,8 +124,8 @@ class Outputs:
         if indices is None or len(indices) != sum(self._sizes):
             return {}
         groups = next(each.groups for each in self._passes if each)
-        own = {} if groups is None else {"group": groups[indices.numpy()]}
-        return {"index": indices.numpy(), **own}
+        found = {layout.INDEX: indices.numpy()}
+        return found if groups is None else {**found, layout.GROUP: groups[found[layout.INDEX]]}
 
     def _places(self) -> NDArray[Any]:
         """Where the examples of this process are in the order of all, also for a few batches.
