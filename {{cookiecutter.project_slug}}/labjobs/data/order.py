@@ -61,11 +61,11 @@ class Order:
     def sizes(self, number: int) -> list[int]:
         """Return how many examples all processes together have of each batch of an epoch, counted
         from 1; 0 is for evaluation."""
-        return [*map(len, self._batches(number))]
+        return [*map(Tensor.numel, self._batches(number))]
 
     def own_sizes(self, number: int) -> list[int]:
         """Return how many examples this process has of each batch of an epoch."""
-        return [*map(len, self._mine(self._batches(number)))]
+        return [*map(Tensor.numel, self._mine(self._batches(number)))]
 
     def epoch(self, number: int) -> Tensor:
         """Return this process's indices (N,) into the dataset, batch by batch."""

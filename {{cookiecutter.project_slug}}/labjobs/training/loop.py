@@ -703,7 +703,7 @@ class Job(Generic[S]):
             raise Paused(f"after {position.step} steps, as --pause-after asked")
 
     def _save_if_due(self) -> None:
-        due = self._agree()
+        due = self._agree() if self._several else self._saved_state.due
         self._check_signal()
         if due:
             self._save()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -42,11 +43,16 @@ class Sum(NamedTuple):
     @property
     def tensors(self) -> list[Tensor]:
         """The parts that are tensors."""
-        return [part for part in self if isinstance(part, Tensor)]
+        numerator, weight = self
+        found = [numerator] if isinstance(numerator, Tensor) else []
+        return [*found, weight] if isinstance(weight, Tensor) else found
 
     def filled(self, values: Iterator[Any]) -> "Sum":
         """Return a sum with other values, tensors or numbers, in place of its tensors."""
-        return Sum._make(next(values) if isinstance(part, Tensor) else part for part in self)
+        numerator, weight = self
+        if isinstance(numerator, Tensor):
+            numerator = next(values)
+        return Sum(numerator, next(values) if isinstance(weight, Tensor) else weight)
 
 
 class Measured(dict[str, Any]):
@@ -249,32 +255,34 @@ class TrainMeter:
         made = measured.sums if isinstance(measured, Measured) else {}
         for name, value in measured.items():
             check_name(name)
-            if isinstance(value, Tensor | tuple):  # all else is a number that the host knows
-                self.add_sums([(name, self._own(made.get(name) or sum_of(value)))])
+            if isinstance(value, (Tensor, tuple)):  # all else is a number that the host knows
+                each = made.get(name) or sum_of(value)
+                # Copied if it may be changed in place before it is summed, as a weight or a buffer
+                # is: what has been changed before, and in the first step anything.
+                parts = each.tensors
+                if not self._begun or any(p.is_inference() or p._version for p in parts):
+                    each = each.filled(part.clone() for part in parts)
+                self._add(name, each, parts)
             elif self._in_graph:
                 raise JobError(
                     f"job.log: {name} is a number of the host; log it outside of the step"
                 )
             elif name in self._declared:  # such as loss.item()
-                self.add_sums([(name, Sum(float(value), 1))])
+                self._add(name, Sum(float(value), 1), [])
             else:
                 self._numbers[name] = float(value)
-
-    def _own(self, measurement: Sum) -> Sum:
-        """A measurement, copied if it may be changed in place before it is summed, as a weight or a
-        buffer is: what has been changed before, and in the first step anything."""
-        parts = measurement.tensors
-        if self._begun and not any(part.is_inference() or part._version for part in parts):
-            return measurement
-        return measurement.filled(part.clone() for part in parts)
 
     def add_sums(self, sums: Iterable[NamedSum]) -> None:
         """Add measurements of this step as sums, by name."""
         for name, each in sums:
-            if self._in_graph and not all(part.is_cuda for part in each.tensors):
-                raise JobError(f"job.log: {name} is on the CPU; put it on the device")
-            self._of_step.append((name, each))
-            self._values += sum(part.numel() for part in each.tensors)
+            self._add(name, each, each.tensors)
+
+    def _add(self, name: str, measurement: Sum, tensors: Sequence[Tensor]) -> None:
+        if self._in_graph and not all(part.is_cuda for part in tensors):
+            raise JobError(f"job.log: {name} is on the CPU; put it on the device")
+        self._of_step.append((name, measurement))
+        for part in tensors:
+            self._values += part.numel()
 
     @contextmanager
     def adding(self, in_graph: bool = False) -> Iterator[list[NamedSum]]:
@@ -357,8 +365,7 @@ class TrainMeter:
         arrived = self._copies.take(wait)
         if arrived is None:
             return
-        _check_unchanged(self._waiting)
-        self._copies.send(self._waiting)
+        self._copies.send(self._waiting, _tensors_of(self._waiting))
         self._waiting, self._values, self._sent = [], 0, time.monotonic()
         steps, values = arrived
         for each, sums in zip(steps, self._read(steps, values), strict=True):
@@ -370,12 +377,13 @@ class TrainMeter:
                 self._write(each.step, each.at, each.numbers)
         self._journal.flush()
 
-    def _read(self, steps: list[Step], values: Iterator[float]) -> Iterator[list[Any]]:
-        """The name, numerator and weight of each sum of a step, of all processes."""
+    def _read(self, steps: list[Step], values: Iterator[float]) -> list[list[Any]]:
+        """The name, numerator and weight of each sum of each step, of all processes."""
         mine = [[(name, *each.filled(values)) for name, each in step.sums] for step in steps]
-        everyones = self._processes.everyones(mine) if steps else [mine]
-        for of_step in zip(*everyones, strict=True):
-            yield [each for sums in of_step for each in sums]
+        if self._processes.rank.size == 1 or not steps:
+            return mine
+        everyones = self._processes.everyones(mine)
+        return [[*chain.from_iterable(of_step)] for of_step in zip(*everyones, strict=True)]
 
     def _write(self, step: int, at: int, numbers: Mapping[str, float] | None = None) -> None:
         means = _means(self._sums)
@@ -394,12 +402,16 @@ class TrainMeter:
                 raise Diverged(f"train_{name} was not finite by optimizer step {step}; {cure}")
 
 
-def _check_unchanged(steps: list[Step]) -> None:
-    """Raise JobError for what is not as it was measured."""
+def _tensors_of(steps: list[Step]) -> list[Tensor]:
+    """What steps measured, in order. Raises JobError for what is not as it was measured."""
+    found: list[Tensor] = []
     for name, each in (named for step in steps for named in step.sums):
-        if any(not part.is_inference() and part._version for part in each.tensors):
-            line = f"was changed in place after it was logged; log {name}.clone()"
-            raise JobError(f"job.log: {name} {line}")
+        for part in each.tensors:
+            if not part.is_inference() and part._version:
+                line = f"was changed in place after it was logged; log {name}.clone()"
+                raise JobError(f"job.log: {name} {line}")
+            found.append(part)
+    return found
 
 
 def _add(sums: Sums, name: str, total: float, count: float) -> None:
@@ -432,9 +444,8 @@ class _Copies:
         in_order = dict(zip(self._order, arrived, strict=True))
         return self._steps, map(in_order.__getitem__, range(len(arrived)))
 
-    def send(self, steps: list[Step]) -> None:
+    def send(self, steps: list[Step], tensors: Sequence[Tensor]) -> None:
         """Sum what the steps measured and have it copied; nothing may be under way."""
-        tensors = [tensor for step in steps for _, each in step.sums for tensor in each.tensors]
         self._steps, self._order = steps, []
         if len(tensors) > len(self._host):
             self._host = devices.pinned((2 * len(tensors),), self._host.dtype, self._device)
