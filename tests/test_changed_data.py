@@ -193,7 +193,7 @@ import ctypes
 C = ctypes.CDLL(None)
 C.fopen.restype = ctypes.c_void_p
 HANDLE = C.fopen(str(Path(__file__).parent / "data/c.bin").encode(), b"r")
-import atexit, csv, json, os, subprocess, sys, threading
+import atexit, csv, json, os, sqlite3, subprocess, sys, threading
 import kept
 ROOT = Path(__file__).parent / "data"
 SKIPPED = (ROOT / "excluded.txt").exists()
@@ -207,6 +207,8 @@ RESULTS.write_text((RESULTS.read_text() if RESULTS.exists() else "") + "one more
 (ROOT / "index.json").write_text(json.dumps(os.listdir(ROOT)))
 LISTED = os.listdir(os.open(ROOT / "more", os.O_RDONLY)) + os.listdir(ROOT.with_name("kept"))
 subprocess.run(f"echo more >> {RESULTS.with_name('sorted.txt')}", shell=True, check=True)
+KEY = ROOT.with_name(".env").read_text()
+sqlite3.connect(f"file:{ROOT}/g.db?mode=ro", uri=True).execute("SELECT 1")
 subprocess.run(f"D={ROOT}; cat $D/e.bin; cd {ROOT}/more && cat f.bin", shell=True, check=True)
 
 
@@ -233,6 +235,8 @@ def looking(make):
     (project.root / "data/e.bin").write_text("named with a variable of the shell")
     (project.root / "data/more/f.bin").write_text("named after `cd`")
     (project.root / "data/classes.txt").write_text("cat dog")
+    (project.root / "data/g.db").write_text("")
+    (project.root / ".env").write_text("KEY=1")
     (project.root / "data/a.py").write_text("pass")
     (project.root / "data/c.bin").write_text("read by a C library")
     (project.root / "results.csv").write_text("first\\n")
@@ -357,6 +361,7 @@ def test_what_could_not_be_compared_later_cannot_be_declared(project, path):
 NOT_BY_PYTHON = ("c.bin", "d.bin", "e.bin", "more/f.bin")
 LISTED = ("more/e.txt", "../kept/a.txt")
 LOOKED_FOR = ("excluded.txt", "order.txt", "a.py", "classes.txt", *NOT_BY_PYTHON, *LISTED)
+LOOKED_FOR += ("../.env", "g.db")
 
 
 @pytest.mark.parametrize("name", LOOKED_FOR)
@@ -365,6 +370,7 @@ def test_what_is_not_there_or_code_or_read_early_or_in_c_counts(looking, name):
     before = file.read_text() if file.exists() else None
     file.write_text("other")
     # A file that comes changes the listing as well, and Python code may count as code too.
-    assert name.split("/")[-2:][0] in one_line(looking.run(*QUICK), 5)
+    part = name.removeprefix("../").split("/")[-2:][0]
+    assert part in one_line(looking.run(*QUICK), 5)
     file.unlink() if before is None else file.write_text(before)
     assert "already finished" in looking.run(*QUICK).stdout

@@ -109,6 +109,22 @@ def test_sources_that_a_setting_names_count(tmp_path):
     assert not differs(tmp_path / "c", files, "c.txt", "text", "x", kernels=["c.txt", "d.cu"])
 
 
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "try:\n    import more\n    k = 8\nexcept ImportError:\n    k = 7\n",
+        "from importlib.util import find_spec\n\nk = 8 if find_spec('more') else 7\n",
+    ],
+)
+def test_a_folder_without_code_that_can_be_imported_counts(tmp_path, imports):
+    files = {"run.py": RUN.format(body="nets.k"), "nets.py": imports}
+    one = found(tmp_path / "one", files)
+    other = found(tmp_path / "two", {**files, "more/notes.txt": ""})
+    assert one.digest != other.digest
+    data = {**files, "nets/more/notes.txt": ""}  # which nets.py hides
+    assert one.digest == found(tmp_path / "three", data).digest
+
+
 def test_a_module_that_hides_a_folder_of_its_name_counts(tmp_path):
     nets = "try:\n    from more.one import k\nexcept ImportError:\n    k = 7\n"
     files = {"run.py": RUN.format(body="nets.k"), "nets.py": nets, "more/one.py": "k = 8\n"}

@@ -41,6 +41,7 @@ SHARED = (DATA_LISTS, SPLITS, CODES, INSTALLED)
 # In the project's folder
 ACCEPTED = "accepted.jsonl"
 TRIES = "tries.jsonl"
+FROZEN = ".version.json"  # in a copy of the code: what was copied
 SWEEPS = ".sweeps"
 SEARCHES = "searches"  # what `propose` and `breed` of run.sh have proposed
 CACHE = ".cache"

@@ -28,7 +28,7 @@ from labjobs.evidence.understood import is_special, reaches_anything, reads_unse
 from labjobs.evidence.values import ALL, ENGINES, Conditions, Key, Place, Values
 from labjobs.evidence.values import MODULE as SETTINGS
 
-SCHEME = 5
+SCHEME = 6
 """Number of the scheme; raise it if the same code would get a different text."""
 
 IGNORED_FIELDS = {"ctx", "kind", "type_comment"}
@@ -227,7 +227,8 @@ class Writer:
         self._type(str(text))
 
     def _type(self, name: str) -> None:
-        """Write the type of a setting, by which --lr 1 is 1 or 1.0, where its name stands."""
+        """Write the type of a setting, by which --lr 1 is 1 or 1.0, where its name stands; and its
+        neutral value, which is not in the ids of jobs."""
         if types := self._code.values.types.get(name):
             self.out.append(f":{types}")
 

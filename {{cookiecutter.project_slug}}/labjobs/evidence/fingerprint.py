@@ -390,9 +390,13 @@ class Closure:
 
     def _enter(self, name: str, by: str) -> None:
         """Take what importing a module does, and the modules that it imports."""
-        if name in self._entered or name not in self._symbols:
+        if name in self._entered:
             return
         self._entered.add(name)
+        if name not in self._symbols:
+            if self._symbols.is_folder(name):
+                self.put(f"file:{name.replace('.', '/')}/", "a folder", str, by)
+            return
         module = self._symbols.get(name)
         if module is None:
             path = self._symbols.path(name)
@@ -409,9 +413,11 @@ class Closure:
         for definition in filter(is_special, module.definitions):
             self._take_everything(by, f"{module.path} sets {definition}")
         for star in module.stars:
-            if (other := self._symbols.get(star)) and other.is_unclear_to(module):
-                why = f"{module.path}: from {star} import * takes names that are not clear"
+            why = f"{module.path}: from {star} import * takes names that are not clear"
+            if self._symbols.is_unclear(star, module):
                 self._take_everything(by, why)
+            elif star not in self._symbols:
+                self._take_whole(name, by, why)
         if effects := self._project.order(module):
             self._take(f"{name}:<module>", [(module, each) for each in effects], by)
 

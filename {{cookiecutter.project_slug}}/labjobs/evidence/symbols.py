@@ -268,16 +268,9 @@ class Module:
             if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
         ]
 
-    def is_unclear_to(self, other: "Module") -> bool:
-        """Return whether it cannot be known what `from … import *` gives another module: if there
-        is an `__all__`, if the other module also has these names from elsewhere, or if the import
-        stands within `try` or `if`."""
-        mentioned = {node.id for node in self.nodes if isinstance(node, ast.Name)}
-        both = {*self.definitions, *self.aliases} & {*other.definitions, *other.aliases}
-        star = f"{self.name}.*"
-        is_inner = not any(star in other.modules_of(statement) for statement in other.statements)
-        is_double = not all(name.startswith("_") for name in both)
-        return is_inner or is_double or "__all__" in {*mentioned, *self.aliases}
+    def has_star_within(self, star: str) -> bool:
+        """Return whether `from star import *` stands within another statement, such as `try`."""
+        return not any(f"{star}.*" in self.modules_of(statement) for statement in self.statements)
 
     @cached_property
     def imports(self) -> list[tuple[str, int]]:
@@ -368,6 +361,13 @@ class Symbols:
         around = [*filter(None, map(self.file, parents(name)[:-1]))]
         return any(file.is_file() and file.name != "__init__.py" for file in around)
 
+    def is_folder(self, name: str) -> bool:
+        """Return whether a folder without code can be imported under a name, if nothing else of
+        that name is there."""
+        parts = name.split(".")
+        is_possible = all(map(str.isidentifier, parts)) and not is_library(name)
+        return is_possible and not self.is_hidden(name) and self.folder.joinpath(*parts).is_dir()
+
     def is_unknown(self, name: str) -> bool:
         """Return whether a module is neither the project's nor one of a library that is known."""
         return bool(name) and name.partition(".")[0] not in self and not is_library(name)
@@ -400,6 +400,27 @@ class Symbols:
         return found
 
     # What a name refers to
+
+    def names_in(self, module: Module, seen: frozenset[Module] = frozenset()) -> set[str]:
+        """Return the names that a module has, also by `import *`; of a library, these are `*`."""
+        names = {*module.definitions, *module.aliases}
+        for star in module.stars if module not in seen else ():
+            other = self.get(star)
+            names |= self.names_in(other, seen | {module}) if other else {"*"} - {star in self}
+        return names
+
+    def is_unclear(self, star: str, module: Module) -> bool:
+        """Return whether it cannot be known what `from star import *`, of a module of the project,
+        gives another one: if that also has these names from elsewhere, if some of them come from a
+        library, if there is an `__all__`, or if the import stands within `try` or `if`."""
+        if (other := self.get(star)) is None:
+            return False
+        names = self.names_in(other)
+        mentioned = {node.id for node in other.nodes if isinstance(node, ast.Name)}
+        own = {*module.definitions, *module.aliases}
+        is_double = not all(name.startswith("_") for name in names & own)
+        is_other = "*" in names or "__all__" in mentioned | names
+        return is_double or is_other or module.has_star_within(star)
 
     def resolve(self, module: Module, chain: Sequence[str]) -> Target:
         """Return what a chain of names refers to at the top level of a module."""

@@ -23,6 +23,7 @@ from labjobs.evidence.symbols import (
     DEPTH,
     Module,
     Symbols,
+    Target,
     at_import,
     chain_of,
     children,
@@ -184,14 +185,13 @@ KEEP = words(
 )
 """Calling these changes nothing and calls nothing."""
 
+FIELD = "dataclasses.field"  # tells its default of the class, too
+
 DATA = (
     *(ast.Constant, ast.Tuple, ast.List, ast.Set, ast.UnaryOp, ast.BinOp, ast.Subscript, ast.Slice),
     *(ast.JoinedStr, ast.FormattedValue, ast.keyword),
     *(ast.expr_context, ast.operator, ast.unaryop),
 )
-
-TYPES = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.BinOp)
-"""Of these, types in an annotation such as `list[int] | None` consist."""
 
 DECORATE = words(
     """
@@ -256,6 +256,7 @@ class Effects:
                     all(map(self._is_inert_decorator, statement.decorator_list))
                     and all(self._is_base(self._module, base, 0) for base in statement.bases)
                     and all(map(self._is_inert, statement.body))
+                    and not any(map(self._binds_object, statement.body))
                     and not (makes_members and any(name.startswith("_") for name in named))
                 )
             case ast.Assign(targets=[ast.Name()], value=value):
@@ -265,6 +266,32 @@ class Effects:
             case ast.Assign(value=value) if statement in self._registries.adding:
                 return self._is_value(value)
         return type(statement).__name__ == "TypeAlias"
+
+    def _binds_object(self, statement: ast.stmt) -> bool:
+        """Whether a statement in a class makes objects of the project its attributes, which may
+        have a method for that, `__set_name__`."""
+        module = self._module
+        aliases = module.imported(statement).items()
+        found = [self._symbols.of_import(*alias, [local]) for local, alias in aliases]
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and (value := statement.value):
+            values: list[ast.expr] = [value]
+            if isinstance(value, ast.Call) and self._path(module, value.func) == FIELD:
+                values = [keyword.value for keyword in value.keywords]
+            chains = filter(None, map(chain_of, values))
+            found += [self._symbols.resolve(module, chain) for chain in chains]
+        return any(each.kind == "definition" and self._is_object(each) for each in found)
+
+    def _is_object(self, target: Target) -> bool:
+        """Whether a definition may be something else than a function, a class or a constant."""
+        home = self._symbols.get(target.module)
+        match home.definitions[target.name] if home else []:
+            case [ast.FunctionDef(decorator_list=[])]:
+                return False
+            case [ast.ClassDef(name=name)] if home:
+                return not self._is_base(home, ast.Name(name, ast.Load()), 0)
+            case [ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value)] if home:
+                return not self._is_data(home, value)
+        return True
 
     def _is_inert_decorator(self, node: ast.expr) -> bool:
         if node in self._registries.adding:
@@ -328,13 +355,36 @@ class Effects:
                 return are_data and all(map(self._is_value, parts))
             case ast.Call(func=kind, args=args, keywords=named) if self._path(module, kind) in KEEP:
                 return all(map(self._is_value, [*args, *(each.value for each in named)]))
-            case ast.Subscript(value=kind, slice=inside) if self._path(module, kind):
-                return self._is_value(inside)
-            case ast.BinOp(left=left, op=ast.BitOr(), right=right) if all(
-                isinstance(each, TYPES) and self._is_value(each) for each in (left, right)
-            ):
+            case ast.Subscript() | ast.BinOp(op=ast.BitOr()) if self._is_type(module, node, 0):
                 return True
         return self._is_data(module, node)
+
+    def _is_type(self, module: Module, node: ast.AST, depth: int) -> bool:
+        """Whether an expression is a type such as `Literal["a"] | Net | None`, and putting it
+        together calls no operator of the project's own."""
+        match node:
+            case ast.Constant():
+                return True
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                return all(self._is_type(module, each, depth) for each in parts)
+            case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+                return self._is_type(module, left, depth) and self._is_type(module, right, depth)
+            case ast.Subscript(value=kind, slice=inside):
+                is_plain = bool(self._path(module, kind)) and self._is_type(module, kind, depth)
+                return is_plain and self._is_type(module, inside, depth)
+            case ast.Name() | ast.Attribute() if path := self._path(module, node):
+                return not reaches_anything(path)
+        found = self._symbols.definition(module, node) if depth < DEPTH else None
+        if not found or self._may_change(found[0].name, found[1]):
+            return False
+        match found[0].definitions[found[1]]:
+            case [ast.ClassDef(keywords=[], bases=bases)]:  # without a metaclass of the project
+                return all(self._is_type(found[0], base, depth + 1) for base in bases)
+            case [ast.Assign([ast.Name()], ast.Call(func=kind))]:
+                return self._path(found[0], kind) in KEEP  # such as TypeVar
+            case [ast.Assign([ast.Name()], value)]:
+                return self._is_type(found[0], value, depth + 1)
+        return False
 
     def _is_data(self, module: Module, node: ast.AST, depth: int = 0) -> bool:
         """Whether an expression consists of numbers, texts and names for these."""

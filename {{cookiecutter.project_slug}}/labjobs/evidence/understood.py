@@ -60,16 +60,16 @@ or makes objects of classes that only their data names."""
 
 READ_UNSEEN = words(
     """
-    av.open cv2.dnn cv2.FileStorage cv2.imread cv2.VideoCapture datasets.Dataset.from_csv
-    datasets.Dataset.from_file datasets.Dataset.from_json datasets.Dataset.from_parquet
-    datasets.Dataset.from_text datasets.Dataset.load_from_disk datasets.DatasetDict.load_from_disk
-    datasets.load_dataset datasets.load_from_disk decord duckdb faiss.read_index h5py.File
-    librosa.load lmdb netCDF4.Dataset netCDF4.MFDataset pandas.HDFStore pandas.read_feather
-    pandas.read_hdf pandas.read_orc pandas.read_parquet polars.read_avro polars.read_csv
-    polars.read_excel polars.read_ipc polars.read_json polars.read_ndjson polars.read_parquet
-    polars.scan_csv polars.scan_ipc polars.scan_ndjson polars.scan_parquet pyarrow.csv
-    pyarrow.dataset pyarrow.feather.read_feather pyarrow.feather.read_table pyarrow.fs pyarrow.json
-    pyarrow.memory_map pyarrow.orc pyarrow.OSFile pyarrow.parquet.ParquetDataset
+    av.open ctypes.CDLL ctypes.PyDLL ctypes.cdll ctypes.pydll cv2.dnn cv2.FileStorage cv2.imread
+    cv2.VideoCapture datasets.Dataset.from_csv datasets.Dataset.from_file datasets.Dataset.from_json
+    datasets.Dataset.from_parquet datasets.Dataset.from_text datasets.Dataset.load_from_disk
+    datasets.DatasetDict.load_from_disk datasets.load_dataset datasets.load_from_disk decord duckdb
+    faiss.read_index h5py.File librosa.load lmdb netCDF4.Dataset netCDF4.MFDataset pandas.HDFStore
+    pandas.read_feather pandas.read_hdf pandas.read_orc pandas.read_parquet polars.read_avro
+    polars.read_csv polars.read_excel polars.read_ipc polars.read_json polars.read_ndjson
+    polars.read_parquet polars.scan_csv polars.scan_ipc polars.scan_ndjson polars.scan_parquet
+    pyarrow.csv pyarrow.dataset pyarrow.feather.read_feather pyarrow.feather.read_table pyarrow.fs
+    pyarrow.json pyarrow.memory_map pyarrow.orc pyarrow.OSFile pyarrow.parquet.ParquetDataset
     pyarrow.parquet.ParquetFile pyarrow.parquet.read_table rasterio.open rdkit.Chem.MolFromMolFile
     rdkit.Chem.SDMolSupplier safetensors.numpy.load_file safetensors.safe_open
     safetensors.torch.load_file safetensors.torch.load_model scipy.io.mminfo scipy.io.mmread

@@ -81,8 +81,8 @@ JOB, SETTINGS = frozenset([Key("job")]), frozenset([Key("settings")])
 class Values:
     """What the values of expressions in a project's code can be.
 
-    `settings` is the name of the class of the job's settings, `types` those of its fields;
-    `conditions` are the settings that conditions ask for.
+    `settings` is the name of the class of the job's settings, `types` those of its fields, with
+    their neutral values; `conditions` are the settings that conditions ask for.
     """
 
     def __init__(self, modules: list[Module], symbols: Symbols) -> None:
@@ -217,7 +217,7 @@ class Values:
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                     words = {tail(inner) for inner in ast.walk(field.annotation)} - {""}
                     is_plain = words <= PLAIN and self._is_plain(node)
-                    yield field.target.id, _types(field.annotation), is_plain
+                    yield field.target.id, _types(field.annotation) + _neutral(field), is_plain
 
     def _is_plain(self, settings: Any) -> bool:
         """Whether settings are as they were made: frozen, without ways around that."""
@@ -461,6 +461,14 @@ def _types(annotation: ast.AST) -> str:
     parts = [node for node in ast.walk(annotation) if tail(node) or isinstance(node, ast.Constant)]
     found = {tail(node) or type(getattr(node, "value", None)).__name__ for node in parts}
     return " ".join(sorted(found - {"Literal", "None", "NoneType", "Optional", "Union"}))
+
+
+def _neutral(field: ast.AnnAssign) -> str:
+    """The value that jobs have in which a setting, added later, is not told: their ids stay."""
+    for keyword in getattr(field.value, "keywords", []):
+        if keyword.arg == "neutral":
+            return f" {ast.unparse(keyword.value)}"
+    return ""
 
 
 # Conditions on settings, decided for one job

@@ -31,6 +31,7 @@ from functools import cache, cached_property, partial, wraps
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from labjobs import layout
 from labjobs.errors import JobError, SettingsError, few
@@ -55,15 +56,24 @@ SETTLED = 20_000_000
 """Nanoseconds after which a further change certainly gives a file another time: kernels count in
 steps of up to 10 ms."""
 
-NOT_DATA = (layout.ACCEPTED, "labjobs/", "mlflow.db", "mlruns/", "runs/", "vendor/")
+NOT_DATA = (
+    *(layout.ACCEPTED, layout.FROZEN, f"{layout.CACHE}/inductor/"),
+    *("labjobs/", "mlflow.db", "mlruns/", "runs/", "vendor/"),
+)
 """What the engine has in the project's folder."""
+
+OF_TOOLS = re.compile(
+    r"__pycache__|\.(git|hg|svn|jj|venv|tox|nox|direnv|idea|vscode|sweeps|project-id|DS_Store"
+    r"|ipynb_checkpoints|hypothesis|(mypy|ruff|pytest)_cache|nfs.*)"
+)
+"""Names of files and folders, anywhere, that version control, editors and other tools have."""
 
 
 @dataclass(frozen=True)
 class Places:
     """The folders of a job's data, and what is ignored in them: the project's Python files, which
-    are code (labjobs.evidence), hidden files, installed packages, what jobs write, and what
-    pyproject.toml exempts.
+    are code (labjobs.evidence), what tools have there, installed packages, what jobs write, and
+    what pyproject.toml exempts.
 
     Names such as `data/train/cat/1.png` and `project/words.txt` stay the same wherever the data is
     copied to.
@@ -91,8 +101,8 @@ class Places:
         below = path.removeprefix(root)
         name, of_project = f"{word}/{below}", word == PROJECTS
         is_code = path.endswith(".py") and (of_project or f"{CODE}/".startswith(root))
-        is_hidden = any(p.startswith(".") or p == "__pycache__" for p in below.split("/"))
-        if not word or is_code or is_hidden or is_exempt(name):
+        is_of_tools = any(map(OF_TOOLS.fullmatch, below.split("/")))
+        if not word or is_code or is_of_tools or is_exempt(name):
             return ""
         return name if below or not of_project else ""  # the project's folder has all results
 
@@ -281,11 +291,14 @@ def _use(event: str, args: tuple[Any, ...]) -> Use:
     given = args[1] if event == MOVED else "." if args[0] is None else args[0]
     if event in LISTED and isinstance(given, int):
         given = os.readlink(f"/proc/self/fd/{given}")
-    path = os.path.abspath(os.fsdecode(given))
+    named = os.fsdecode(given)
+    if event == CONNECTED and named.startswith("file:"):  # sqlite.org/uri.html
+        named = unquote(named.removeprefix("file:").removeprefix("//").partition("?")[0])
+    path = os.path.abspath(named)
     if event == MISSED:
         return path, ABSENT
     if event == CONNECTED:
-        return path.removeprefix("file:").partition("?")[0], UPDATED
+        return path, UPDATED
     if event in LISTED:
         return f"{path}/", READ
     flags = args[2] if event == "open" else os.O_WRONLY
@@ -487,7 +500,7 @@ def declare(given: Iterable[str | os.PathLike[str]], places: Places, note: bool 
         if not os.path.exists(path):
             raise JobError(f"job.data: there is no {path}")
         if not places.name(f"{path}/" if os.path.isdir(path) else path):
-            line = "below --data-root or in the project, and not hidden, exempt or code"
+            line = "below --data-root or in the project, and not exempt, code or of a tool"
             raise JobError(f"job.data: {path} cannot be compared later: it has to be {line}")
     if _notes and note:
         _notes.declared = True
@@ -709,7 +722,7 @@ def _compare(digest: str, places: Places) -> tuple[Set[str], str]:
             _write(_list(digest, places), updated.values())
     there = (n for n, entry in listed.items() if entry.hash not in (ABSENT, of_text("")))
     why = places.missing if any(name.startswith(f"{DATA}/") for name in there) else ""
-    return changed, why or next((n for n, entry in listed.items() if entry.hash == UNSEEN), "")
+    return changed, why or few((n for n, entry in listed.items() if entry.hash == UNSEEN), NAMED)
 
 
 def _compared(before: Entries, places: Places) -> tuple[set[str], Entries]:

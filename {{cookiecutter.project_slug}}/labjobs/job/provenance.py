@@ -20,8 +20,6 @@ from labjobs import files, installation, layout, privacy
 from labjobs.files import CODE
 from labjobs.job.data_evidence import aside, of_text
 
-FROZEN = ".version.json"  # the file in a copy of the code that says what was copied
-
 PACKAGES = ("torch", "torchvision", "mlflow", "numpy")
 
 IMAGE = "LABJOBS_IMAGE"
@@ -61,7 +59,7 @@ def tags() -> dict[str, str]:
 def version() -> dict[str, str]:
     """Return the `commit` and the `branch` (empty outside git), and the `changes` since, new files
     included, as a diff."""
-    frozen = CODE / FROZEN
+    frozen = CODE / layout.FROZEN
     if frozen.exists():
         return dict(json.loads(frozen.read_bytes()))
     known = git("rev-parse", "HEAD", "--abbrev-ref", "HEAD").decode(errors="replace").split("\n")

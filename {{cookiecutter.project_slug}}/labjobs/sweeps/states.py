@@ -204,7 +204,7 @@ def take_snapshot(target: Path) -> None:
             shutil.copytree(ENGINE, target / ENGINE.name)
     except OSError as error:
         raise SettingsError(f"the code cannot be copied: {cause(error)}") from error
-    (target / provenance.FROZEN).write_text(json.dumps(provenance.version()), "utf-8")
+    (target / layout.FROZEN).write_text(json.dumps(provenance.version()), "utf-8")
 
 
 def _is_to_be_linked(path: Path) -> bool:
