@@ -43,4 +43,4 @@ uv pip install --quiet --compile-bytecode "${known[@]}" \
 [[ -z ${trackers-} ]] || uv pip install --quiet --group trackers
 
 # More than the two cores of the smallest machines: tests wait for processes, disks and servers.
-pytest -n 3 --dist loadfile --no-loadscope-reorder "${chosen[@]}" "$@"
+pytest -n 4 --dist loadfile --no-loadscope-reorder "${chosen[@]}" "$@"

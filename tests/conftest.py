@@ -44,17 +44,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--figures", type=int, default=8, help=text)
     parser.addoption("--grids", type=int, default=1, help="random grids of jobs to draw (20)")
     text = "random refactors that are to be accepted (500 at full counts)"
-    parser.addoption("--refactors", type=int, default=25, help=text)
+    parser.addoption("--refactors", type=int, default=12, help=text)
     text = "random changes of a store that are undone (1000 at full counts)"
     parser.addoption("--store-changes", type=int, default=40, help=text)
     text = "random jobs of which an audit says nothing (100 at full counts)"
     parser.addoption("--quiet-jobs", type=int, default=5, help=text)
     parser.addoption("--pairs", type=int, default=3, help="pairs of codes to bisect (30)")
     parser.addoption("--schedules", type=int, default=10, help="orders in which a GPU works (20)")
-    parser.addoption("--slurm-jobs", type=int, default=8, help="jobs that train under Slurm")
+    parser.addoption("--slurm-jobs", type=int, default=5, help="jobs that train under Slurm")
     text = "epochs of the demo's jobs; 0 for as many as it has"
     parser.addoption("--demo-epochs", type=int, default=8, help=text)
-    parser.addoption("--host-jobs", type=int, default=4, help="jobs that train on hosts (40)")
+    parser.addoption("--host-jobs", type=int, default=3, help="jobs that train on hosts (40)")
 
 
 @pytest.fixture(scope="session")

@@ -74,17 +74,17 @@ def test_the_first_step_makes_it_a_job_that_runs_once(package, tmp_path):
 def test_the_second_step_continues_after_a_kill(package, tmp_path):
     script = patched(patched(PLAIN, FIRST), SECOND)
     adopter, undisturbed = (adopted(tmp_path / name, package, script) for name in ("one", "other"))
-    words = ("train.py", "--epochs", "40", "--checkpoint-minutes", "0.0001", "--threads", "1")
+    words = ("train.py", "--epochs", "20", "--checkpoint-minutes", "0.0001", "--threads", "1")
     killed = adopter.command(sys.executable, *words)
     wait_until(lambda: any(adopter.root.glob("runs/*/*/last.pt")))
     killed.kill()
     ended(killed)
     continued = succeeded(adopter.do("python", *words))
-    assert "continuing from last.pt" in continued.stdout and "epoch 40/40" in continued.stdout
+    assert "continuing from last.pt" in continued.stdout and "epoch 20/20" in continued.stdout
     job = job_of(succeeded(undisturbed.do("python", *words)))
     assert same(adopter.weights(job), undisturbed.weights(job))
     curves = adopter.journalled(job)["val_accuracy"]
-    assert curves == undisturbed.journalled(job)["val_accuracy"] and len(curves) == 40
+    assert curves == undisturbed.journalled(job)["val_accuracy"] and len(curves) == 20
 
 
 @pytest.mark.alike

@@ -157,10 +157,10 @@ def one_folder(tmp_path_factory):
     return tmp_path_factory.mktemp("types") / "project"
 
 
-@pytest.mark.full
-def test_types(project, one_folder):
+@pytest.mark.parametrize("example", some(EXAMPLES, later=["plain", "language"]))
+def test_types(of_example, example, one_folder):
     shutil.rmtree(one_folder, ignore_errors=True)
-    check("mypy", Path(shutil.copytree(project.root, one_folder)))
+    check("mypy", Path(shutil.copytree(of_example(example).root, one_folder)))
 
 
 @pytest.fixture(scope="module")

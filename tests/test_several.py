@@ -18,7 +18,7 @@ ALIKE = (*SHORT, "--accumulate", "3", "--clip-norm", "1", "--ema", "0.9")
 
 DRAWING = (
     *("--model", "convnet", "--augment", "crop-flip", "--accumulate", "2", "--ema", "0.9"),
-    *("--epochs", "6", "--schedule", "constant", "--log-every", "7"),
+    *("--epochs", "4", "--schedule", "constant", "--log-every", "7"),
     *("--checkpoint-minutes", "0.0001"),
 )
 """A job with batch norm and random numbers, which makes a checkpoint after each step."""

@@ -103,7 +103,7 @@ class Code:
 
 
 TABLES = {"pandas", "numexpr", "polars"}
-READS_CALLER = {"query", "eval"}
+READS_CALLER = {"query", "eval", "sql", "SQLContext"}
 """Their methods and functions that do so."""
 GETS = {"getattr", "operator.attrgetter", "operator.methodcaller"}
 
@@ -132,6 +132,7 @@ class Writer:
         self._uses: dict[Use, None] = {}
         self._words: set[str] = set()
         self._asked: dict[int, tuple[Key, ...]] = {}
+        self._numbers: dict[tuple[Scope, str], int] = {}  # of local variables
         self._safe: set[int] = set()  # calls that load nothing but data, formats that are shown
         self._imported: set[ast.AST] = set()
 
@@ -264,14 +265,23 @@ class Writer:
         elif target:
             self._refer(target, node)
         else:
-            self.out.append(f"local:{node.id}")
             owner = self._scope.owner(node.id) if self._scope else None
+            self.out.append(f"local:{self._numbered(node.id, owner)}")
             if owner and isinstance(owner.node, ast.ClassDef):  # before the class binds it
                 around = self._code.symbols.resolve(self._module, [node.id])
                 if around.kind == "definition":
                     self._use("definition", around.module, around.name)
                 elif around.kind == "module":
                     self._doubt(node, f"uses {node.id} as a value", around.module)
+
+    def _numbered(self, name: str, owner: Scope | None) -> str | int:
+        """The number of a local variable that may be renamed, since nothing but assignments bind
+        it; or else its name."""
+        if not owner or isinstance(owner.node, ast.ClassDef):  # attributes of the class
+            return name
+        if not self._code.values.may_be_renamed(name, owner.bound[name]):
+            return name
+        return self._numbers.setdefault((owner, name), len(self._numbers))
 
     def _Attribute(self, node: ast.Attribute) -> None:
         if is_special(node.attr):

@@ -109,6 +109,7 @@ class Values:
         tests = (n.test for m in modules for n in m.nodes if isinstance(n, ast.If | ast.IfExp))
         asked = {tail(node) for test in tests for node in ast.walk(test)}
         self.conditions = sorted(asked & self._fields.keys())
+        self._shows_locals = any(tail(node) == "locals" for m in modules for node in m.nodes)
         self._is_sure &= self._mentioned.isdisjoint(CHANGES_ANYTHING)
         self._is_sure &= not self.has_other_settings or self._stored.isdisjoint(self._fields)
         self._given = cache(self._find_given)
@@ -197,6 +198,12 @@ class Values:
     def may_change(self, home: str, name: str) -> bool:
         """Return whether code may bind a name in a module again, or a path outside the project."""
         return not self._rebound.isdisjoint({(home, name), (home, "")})
+
+    def may_be_renamed(self, name: str, bound: Iterable[ast.AST]) -> bool:
+        """Return whether a local variable, which nodes bind, may have another name: not if code may
+        look at names, or an inner function sets the variable."""
+        is_assigned = all(isinstance(node, ast.Name) for node in bound)
+        return is_assigned and name not in self._shared and not self._shows_locals
 
     # The job's own settings
 
