@@ -30,9 +30,16 @@ Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 # Syntax trees
 
 
+MARKS = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
+"""What names no code: whether a name is read or bound, and which operator stands there."""
+
+
 def children(node: ast.AST) -> list[ast.AST]:
-    """Return the nodes in the fields of a node."""
-    return [*ast.iter_child_nodes(node)]
+    """Return the nodes in the fields of a node, but for marks."""
+    kept: dict[str, list[ast.AST]] = node.__dict__
+    if "below" not in kept:  # asked for several times
+        kept["below"] = [n for n in ast.iter_child_nodes(node) if not isinstance(n, MARKS)]
+    return kept["below"]
 
 
 def outside(node: ast.AST) -> list[ast.AST]:

@@ -21,6 +21,7 @@ from labjobs.evidence.symbols import (
     Symbols,
     chain_of,
     children,
+    everywhere,
     parameters,
     tail,
 )
@@ -107,7 +108,7 @@ class Values:
         self._fields = {name: is_plain for name, _, is_plain in declared}
         self.types = {name: types for name, types, _ in declared}
         tests = (n.test for m in modules for n in m.nodes if isinstance(n, ast.If | ast.IfExp))
-        asked = {tail(node) for test in tests for node in ast.walk(test)}
+        asked = {tail(node) for test in tests for node in everywhere(test)}
         self.conditions = sorted(asked & self._fields.keys())
         self._shows_locals = any(tail(node) == "locals" for m in modules for node in m.nodes)
         self._is_sure &= self._mentioned.isdisjoint(CHANGES_ANYTHING)
@@ -120,8 +121,9 @@ class Values:
         """Note the calls, and the names that are used in other ways."""
         waiting: list[tuple[ast.AST, Scope | None]] = [(statement, None)]
         called, arguments, inner_names = set[int](), dict[int, Place](), set[int]()
-        start = [n for n in ast.walk(statement) if getattr(n, "name", "") == "__post_init__"]
-        at_start = {id(n) for each in start for n in ast.walk(each) if module.name == MODULE}
+        whole = everywhere(statement) if module.name == MODULE else ()
+        start = [node for node in whole if getattr(node, "name", "") == "__post_init__"]
+        at_start = {id(inner) for node in start for inner in everywhere(node)}
         while waiting:
             node, scope = waiting.pop()
             place = Place(node, scope, module)
@@ -157,10 +159,10 @@ class Values:
                     self._renamed.setdefault(name, {name}).add(other)
                 case ast.Subscript(value=kind, slice=inside) if tail(kind) in GENERIC:
                     called |= {id(inner) for inner in ast.walk(inside)}  # types, not values
-            types = {id(getattr(node, name, None)) for name in ("annotation", "returns")}
+            types = [getattr(node, name, None) for name in ("annotation", "returns")]
             inner = self._symbols.scope(node, scope) if isinstance(node, SCOPES) else scope
             body = getattr(node, "body", None)
-            for child in (child for child in children(node) if id(child) not in types):
+            for child in (child for child in children(node) if child not in types):
                 self._around[id(child)] = node
                 is_inside = child is body or (isinstance(body, list) and child in body)
                 is_inside |= isinstance(node, Comprehension)

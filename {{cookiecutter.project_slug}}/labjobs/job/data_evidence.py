@@ -57,7 +57,7 @@ SETTLED = 20_000_000
 steps of up to 10 ms."""
 
 NOT_DATA = (
-    *(layout.ACCEPTED, layout.FROZEN, f"{layout.CACHE}/inductor/"),
+    *(layout.ACCEPTED, layout.FROZEN, f"{layout.CACHE}/"),
     *("labjobs/", "mlflow.db", "mlruns/", "runs/", "vendor/"),
 )
 """What the engine has in the project's folder."""
