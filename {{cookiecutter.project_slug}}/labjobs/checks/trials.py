@@ -58,6 +58,7 @@ RUNTIME = {
     "quiet": True,
     "force": False,
     "continue_anyway": False,
+    "scratch": True,  # keeps no copy of the code
 }
 """The runtime flags of a trial that differ from the command's flags."""
 

@@ -226,7 +226,7 @@ class JobFolder(Generic[S]):
         if self.runtime.log_every not in ("auto", self.journal.log_every):
             line = "--log-every stays %s, the value that this job began with"
             log.warning(line, self.journal.log_every)
-        copies = provenance.keep_copies(self.root.parent)
+        copies = {} if self.runtime.scratch else provenance.keep_copies(self.root.parent)
         self._note_settings(code=code, data=self._data, journal=self.journal.start, **copies)
         changes, diff = self.path / "changes.diff", provenance.version()["changes"]
         write_text(changes, diff) if diff else changes.unlink(missing_ok=True)
