@@ -379,6 +379,7 @@ def test_clean_removes_what_nothing_needs_and_only_that(fresh, tmp_path):
     both = [fresh.command(sys.executable, "jobs.py", "clean") for _ in range(2)]
     for done in map(ended, both):  # one may meet the other
         assert all(line.endswith(" was left: it is in use") for line in done.stderr.splitlines())
+        assert done.returncode == bool(done.stderr)
     assert not old.exists() and not (fresh.root / "runs" / measured).exists()
     assert fresh.runs(measured) == []
     after = snapshot(fresh.root / "runs", tmp_path / "linked")

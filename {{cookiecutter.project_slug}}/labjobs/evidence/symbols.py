@@ -409,11 +409,12 @@ class Symbols:
     # What a name refers to
 
     def names_in(self, module: Module, seen: frozenset[Module] = frozenset()) -> set[str]:
-        """Return the names that a module has, also by `import *`; of a library, these are `*`."""
+        """Return the names that a module has, also by `import *`; `*` stands for all of a library,
+        or of a module that cannot be read."""
         names = {*module.definitions, *module.aliases}
         for star in module.stars if module not in seen else ():
             other = self.get(star)
-            names |= self.names_in(other, seen | {module}) if other else {"*"} - {star in self}
+            names |= self.names_in(other, seen | {module}) if other else {"*"}
         return names
 
     def is_unclear(self, star: str, module: Module) -> bool:
@@ -426,8 +427,8 @@ class Symbols:
         mentioned = {node.id for node in other.nodes if isinstance(node, ast.Name)}
         own = {*module.definitions, *module.aliases}
         is_double = not all(name.startswith("_") for name in names & own)
-        is_other = "*" in names or "__all__" in mentioned | names
-        return is_double or is_other or module.has_star_within(star)
+        is_open = not {"*", "__all__"}.isdisjoint(names | mentioned)
+        return is_double or is_open or module.has_star_within(star)
 
     def resolve(self, module: Module, chain: Sequence[str]) -> Target:
         """Return what a chain of names refers to at the top level of a module."""

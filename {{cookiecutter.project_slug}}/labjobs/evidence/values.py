@@ -121,8 +121,8 @@ class Values:
         """Note the calls, and the names that are used in other ways."""
         waiting: list[tuple[ast.AST, Scope | None]] = [(statement, None)]
         called, arguments, inner_names = set[int](), dict[int, Place](), set[int]()
-        whole = everywhere(statement) if module.name == MODULE else ()
-        start = [node for node in whole if getattr(node, "name", "") == "__post_init__"]
+        declaring = everywhere(statement) if module.name == MODULE else ()
+        start = [node for node in declaring if getattr(node, "name", "") == "__post_init__"]
         at_start = {id(inner) for node in start for inner in everywhere(node)}
         while waiting:
             node, scope = waiting.pop()
@@ -473,7 +473,7 @@ def _types(annotation: ast.AST) -> str:
 
 
 def _neutral(field: ast.AnnAssign) -> str:
-    """The value that jobs have in which a setting, added later, is not told: their ids stay."""
+    """The neutral value of a setting that was added later, as it is written; empty for others."""
     for keyword in getattr(field.value, "keywords", []):
         if keyword.arg == "neutral":
             return f" {ast.unparse(keyword.value)}"
