@@ -1,8 +1,11 @@
 """Datasets that are read one example at a time: by processes, or once onto the device."""
 
+import multiprocessing
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import active_children
+from pickle import PicklingError
 
 import pytest
 import torch
@@ -65,6 +68,27 @@ def test_processes_read_on_into_the_next_epoch():
     ahead = dataset.read(20)  # two batches
     second = order(batches, 2)
     assert ahead + dataset.read(80) == second
+    batches.close()
+
+
+@pytest.fixture(params=["forkserver", "spawn"])
+def start_method(request):
+    """How multiprocessing starts processes: on Python 3.14 by default with a fork server."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(request.param, force=True)
+    yield request.param
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
+def test_processes_are_forks_unless_the_script_has_chosen_to_spawn(start_method):
+    dataset = type("Local", (Examples,), {})()  # cannot be pickled
+    batches = make(dataset)
+    if start_method == "spawn":
+        with pytest.raises(PicklingError, match="Local"):
+            order(batches)
+    else:
+        assert sorted(order(batches)) == list(range(100))
     batches.close()
 
 

@@ -147,7 +147,7 @@ REFUSED = {
     "1 examples with the label 'dog' are too few for 2 folds": (fold, FIVE, 1, 2, 0, NAMES),
     "2 labels for 4 examples; give one each": (split, FOUR, 0.5, 0, [0, 1]),
     "the group 'a' has several labels": (split, FOUR, 0.5, 0, [0, 1, 0, 1], [*"aabb"]),
-    "labels: unhashable type: 'list'; give a number": (fold, FOUR, 1, 2, 0, torch.zeros(4, 2)),
+    "labels: they cannot be compared; give a number": (fold, FOUR, 1, 2, 0, torch.zeros(4, 2)),
 }
 
 

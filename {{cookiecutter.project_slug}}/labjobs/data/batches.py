@@ -8,9 +8,11 @@ A stream, whose examples have no index, comes in its own order.
 """
 
 import errno
+import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -256,6 +258,7 @@ class Processes:
             sampler=self._keys,
             num_workers=processes,
             persistent_workers=processes > 0,
+            multiprocessing_context=_start_method() if processes else None,
             pin_memory=runs_ahead(device),
             worker_init_fn=partial(_begin_to_read, data_evidence.of_job()),
             generator=torch.Generator(),  # so that torch's own stream is left alone
@@ -304,6 +307,14 @@ class _Keys:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.all)
+
+
+def _start_method() -> str | None:
+    """Return how to start reading processes: on Linux by a fork, unless the script has chosen to
+    spawn. Python 3.14 has a fork server by default, whose processes take seconds to import torch,
+    have data of their own in memory, and need a dataset that can be pickled."""
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return "fork" if sys.platform == "linux" and chosen != "spawn" else chosen
 
 
 def _begin_to_read(job: tuple[Path, Places] | None, _worker: int) -> None:

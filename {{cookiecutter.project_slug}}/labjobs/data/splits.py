@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset, Subset
 
 from labjobs.data.order import generator, underlying
-from labjobs.errors import SettingsError, first_line, require
+from labjobs.errors import SettingsError, require
 
 Ints = NDArray[np.int64]
 
@@ -281,5 +281,5 @@ def _numbered(values: list[Any], what: str) -> tuple[Ints, list[Any]]:
         found = [numbers.setdefault(value, len(numbers)) for value in values]
     except TypeError as error:
         wanted = "give a number, a text or a tuple for each example"
-        raise SettingsError(f"--dataset: {what}: {first_line(error)}; {wanted}") from error
+        raise SettingsError(f"--dataset: {what}: they cannot be compared; {wanted}") from error
     return np.array(found, dtype=int), [*numbers]

@@ -7,8 +7,10 @@ they refer to, and branches that its settings switch off are left out.
 
 import ast
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from labjobs.evidence.symbols import (
@@ -21,14 +23,15 @@ from labjobs.evidence.symbols import (
     chain_of,
     does_nothing,
     outside,
+    parameters,
     tail,
 )
-from labjobs.evidence.top_level import Registries
+from labjobs.evidence.top_level import Effects, Registries
 from labjobs.evidence.understood import is_special, reaches_anything, reads_unseen, special_word
 from labjobs.evidence.values import ALL, ENGINES, Conditions, Key, Place, Values
 from labjobs.evidence.values import MODULE as SETTINGS
 
-SCHEME = 6
+SCHEME = 7
 """Number of the scheme; raise it if the same code would get a different text."""
 
 IGNORED_FIELDS = {"ctx", "kind", "type_comment"}
@@ -84,6 +87,9 @@ class Code:
         self.symbols, modules = symbols, symbols.imported
         self.registries = Registries(modules, symbols)
         self.values = Values(modules, symbols)
+        self.effects = cache(partial(Effects, symbols, self.registries, self.values))
+        self.looks_at_types = any(LOOK_AT_TYPES.search(module.source) for module in modules)
+        """Whether what parameters are said to be may decide what happens."""
         named = (name for module in modules for n in module.nodes for name in module.modules_of(n))
         self.has_tables = any(name.partition(".")[0] in TABLES for name in named)
         """Whether there may be tables that look names up in the code that calls them."""
@@ -101,6 +107,11 @@ class Code:
             not is_variable or tail(statement.target) == "FORMER"
         )
 
+
+LOOK_AT_TYPES = re.compile(
+    "singledispatch|custom_op|infer_schema|json_schema|torch_geometric|triton"
+)
+"""What looks at the types of functions, besides what may reach any code."""
 
 TABLES = {"pandas", "numexpr", "polars"}
 READS_CALLER = {"query", "eval", "sql", "SQLContext"}
@@ -135,9 +146,12 @@ class Writer:
         self._numbers: dict[tuple[Scope, str], int] = {}  # of local variables
         self._safe: set[int] = set()  # calls that load nothing but data, formats that are shown
         self._imported: set[ast.AST] = set()
+        self._root: ast.AST | None = None
+        self._typeless: set[int] = set()  # parameters
 
     def written(self, node: ast.AST) -> Written:
         """Return the text of a statement or expression, and what it uses."""
+        self._root = node
         self.write(node)
         text = "".join([*self.out, "\n"])
         return Written(text, list(self._uses), self._words, self._conditions.asked)
@@ -350,10 +364,15 @@ class Writer:
         for local, alias in self._module.imported(node).items():
             owner = self._scope.owner(local) if self._scope else None
             bound = owner.bound if owner else self._module.bound
-            # Instances have what their class imports; and locals() has everything.
+            # Others see what is imported by `global` and `nonlocal`; instances, what their class
+            # imports; and locals() has everything.
             is_class = owner and isinstance(owner.node, ast.ClassDef)
             is_shown = is_class or (owner and "locals" in map(tail, owner.nodes))
-            if is_shown or not self._module.alias(local, bound.get(local, [])):
+            if (
+                is_shown
+                or owner is not self._scope
+                or not self._module.alias(local, bound.get(local, []))
+            ):
                 self.out.append(f"{local}=")
                 target = self._code.symbols.of_import(*alias, [local])
                 self._refer(target, ast.copy_location(ast.Name(local, ast.Load()), node))
@@ -371,7 +390,12 @@ class Writer:
 
     def _function(self, node: Function) -> None:
         self.out.append(f"{type(node).__name__}:{getattr(node, 'name', '')}(")
-        for name in ("decorator_list", "args", "returns", "type_params"):
+        fields = ["decorator_list", "args", "type_params"]
+        if self._has_only_notes():
+            self._typeless.update(map(id, parameters(node)))
+        else:
+            fields.append("returns")
+        for name in fields:
             if value := getattr(node, name, None):
                 self._field(name, value)
         with self._inside(node) as scope:
@@ -387,6 +411,18 @@ class Writer:
         self.out.append(")")
 
     _FunctionDef = _AsyncFunctionDef = _Lambda = _function
+
+    def _has_only_notes(self) -> bool:
+        """Whether the types of a function that stands here are mere notes: evaluating them does
+        nothing, and nothing looks at them."""
+        scope, effects = self._scope, self._code.effects(self._module)
+        while scope and isinstance(scope.node, ast.ClassDef):
+            scope = scope.parent
+        acts = scope is not None or self._root in effects.statements
+        return not (acts or self._code.looks_at_types)
+
+    def _arg(self, node: ast.arg) -> None:
+        self._plain(ast.arg(node.arg) if id(node) in self._typeless else node)
 
     def _ClassDef(self, node: ast.ClassDef) -> None:
         self.out.append(f"class:{node.name}(")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from labjobs.evidence.canonical import SCHEME, Code, Use, Writer, Written, short
 from labjobs.evidence.engine_code import EngineCode
 from labjobs.evidence.symbols import Module, Symbols, extent
-from labjobs.evidence.top_level import Effects, Name
+from labjobs.evidence.top_level import Name
 from labjobs.evidence.understood import is_special, parents, special_word
 from labjobs.evidence.values import ALL, ENGINES, MODULE, Key, Undecided
 
@@ -108,7 +108,6 @@ class Project:
         self.engine = EngineCode(folder)
         self.symbols = Symbols(folder, entry, self.engine.door)
         self.code = Code(self.symbols)
-        self.effects = cache(partial(Effects, self.symbols, self.code.registries, self.code.values))
         self._texts: dict[ast.AST, list[Written]] = {}
         self.direction = cache(self._direction)
         self.acts = cache(self._acts)
@@ -227,7 +226,7 @@ class Project:
         return [
             statement
             for statement in module.statements
-            if statement in self.effects(module).statements
+            if statement in self.code.effects(module).statements
             or self.code.values.rebound(module, statement)
             or any(map(self.acts, module.modules_of(statement)))
             or ("__future__" in module.modules_of(statement) and self._looks_at_types(module))
@@ -236,7 +235,7 @@ class Project:
     def _looks_at_types(self, module: Module) -> bool:
         """Whether it may matter if types are evaluated: on import, or as fields of dataclasses."""
         kinds = (ast.AnnAssign, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        acting = self.effects(module).statements
+        acting = self.code.effects(module).statements
         return self.code.values.looks_at_fields or any(isinstance(s, kinds) for s in acting)
 
     def _acts(self, name: str) -> bool:
@@ -246,7 +245,7 @@ class Project:
         while waiting:
             if module := self.symbols.get(waiting.pop()):
                 rebound = partial(self.code.values.rebound, module)
-                if self.effects(module).statements or any(map(rebound, module.statements)):
+                if self.code.effects(module).statements or any(map(rebound, module.statements)):
                     return True
                 imported = {part for each, _ in module.imports for part in parents(each)} - seen
                 waiting.extend(imported)
