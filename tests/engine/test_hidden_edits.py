@@ -85,5 +85,16 @@ def test_what_costs_the_precision_is_named_with_its_line(tmp_path):
     assert f"data.py counts as a whole: run.py:{line} uses importlib.import_module" in code.advice
 
 
+def test_a_library_may_be_declared_as_known(tmp_path):
+    run = FILES["run.py"].replace("import torch\n", "import lpips\nimport torch\n", 1)
+    declared = '[tool.labjobs]\nknown-libraries = ["lpips"]\n'
+    unknown, known = (
+        Project(write(tmp_path / name, {**FILES, "run.py": run, "pyproject.toml": text}))
+        for name, text in (("unknown", ""), ("known", declared))
+    )
+    assert "imports lpips, which is not known" in unknown.fingerprint(JOB).advice[0]
+    assert not known.fingerprint(JOB).advice
+
+
 def test_the_template_itself_is_understood():
     assert not Project(INNER).fingerprint(JOB).advice

@@ -1,7 +1,8 @@
-"""Lines of the student's source code."""
+"""Lines of the student's source code, and what pyproject.toml says about it."""
 
 import ast
 import re
+import tomllib
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -77,6 +78,21 @@ def words_of(file: Path) -> Iterator[str]:
         elif isinstance(node, ast.Call) and "settings" in "".join(map(ast.unparse, node.args)):
             yield ast.unparse(node.func)
         left += ast.iter_child_nodes(node)
+
+
+@cache
+def declared(folder: Path, option: str) -> tuple[str, ...]:
+    """Return the names that `option = ["name"]` in `[tool.labjobs]` of a folder's pyproject.toml
+    has. Raises SettingsError if it is no list of names."""
+    try:
+        about = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
+        names = about.get("tool", {}).get("labjobs", {}).get(option, [])
+    except (OSError, ValueError):  # others say what is wrong with it
+        return ()
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        line = f'a list of names, such as {option} = ["name"]'
+        raise SettingsError(f"pyproject.toml: tool.labjobs.{option}: {line}")
+    return tuple(names)
 
 
 OF_ENGINE = {

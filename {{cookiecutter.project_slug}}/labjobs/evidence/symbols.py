@@ -13,6 +13,7 @@ from importlib.util import decode_source
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from labjobs import sources
 from labjobs.evidence.understood import is_library, parents
 
 ENGINE = "labjobs"
@@ -333,6 +334,7 @@ class Symbols:
         self.file = cache(self._find)  # of a module, or the folder of a package without __init__.py
         self.get = cache(self._read)  # a module; None if there is none, or if it cannot be read
         self.scope = cache(Scope)  # of a function, class or comprehension, within another scope
+        self._known = {*sources.declared(folder, "known-libraries")}
 
     def __contains__(self, name: str) -> bool:
         """Whether there is such a module, readable or not."""
@@ -372,12 +374,17 @@ class Symbols:
         """Return whether a folder without code can be imported under a name, if nothing else of
         that name is there."""
         parts = name.split(".")
-        is_possible = all(map(str.isidentifier, parts)) and not is_library(name)
+        is_possible = all(map(str.isidentifier, parts)) and not self.is_library(name)
         return is_possible and not self.is_hidden(name) and self.folder.joinpath(*parts).is_dir()
+
+    def is_library(self, name: str) -> bool:
+        """Return whether a module outside of the project is one of a library that is known, by the
+        engine or by what pyproject.toml says."""
+        return is_library(name) or name.partition(".")[0] in self._known
 
     def is_unknown(self, name: str) -> bool:
         """Return whether a module is neither the project's nor one of a library that is known."""
-        return bool(name) and name.partition(".")[0] not in self and not is_library(name)
+        return bool(name) and name.partition(".")[0] not in self and not self.is_library(name)
 
     def name_of(self, file: Path) -> str:
         """Return the name of the module in one of the project's files; empty if that cannot be a

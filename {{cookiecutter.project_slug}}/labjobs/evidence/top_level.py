@@ -32,7 +32,7 @@ from labjobs.evidence.symbols import (
     outside,
     tail,
 )
-from labjobs.evidence.understood import is_library, parents, reaches_anything, words
+from labjobs.evidence.understood import parents, reaches_anything, words
 from labjobs.evidence.values import Values
 
 Name = tuple[str, str]
@@ -312,7 +312,7 @@ class Effects:
         if path or depth > DEPTH:
             is_enum = path.startswith("enum.") and depth > 0
             acts = is_enum or path in REGISTERING
-            return path in BASES or ("." in path and is_library(path) and not acts)
+            return path in BASES or ("." in path and self._symbols.is_library(path) and not acts)
         found = self._symbols.definition(module, node)
         match found[0].definitions[found[1]] if found else []:
             case [ast.ClassDef(keywords=[], body=body, bases=bases)] if found:

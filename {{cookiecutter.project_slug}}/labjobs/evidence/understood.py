@@ -75,10 +75,11 @@ READ_UNSEEN = words(
     safetensors.torch.load_file safetensors.torch.load_model scipy.io.mminfo scipy.io.mmread
     sentencepiece soundfile.read soundfile.SoundFile tokenizers.models.BPE.from_file
     tokenizers.Tokenizer.from_file torch.from_file torch.jit.load torch.TypedStorage.from_file
-    torch.UntypedStorage.from_file torchaudio.load torchcodec torchvision.io.decode_image
-    torchvision.io.read_file torchvision.io.read_image torchvision.io.read_video
-    torchvision.io.VideoReader xarray.load_dataarray xarray.load_dataset xarray.open_dataarray
-    xarray.open_dataset xarray.open_mfdataset xarray.open_zarr
+    torch.UntypedStorage.from_file torch._C.PyTorchFileReader torch._inductor.aoti_load_package
+    torch.export.load torch.export.pt2_archive torch.package.PackageImporter torchaudio.load
+    torchcodec torchvision.io.decode_image torchvision.io.read_file torchvision.io.read_image
+    torchvision.io.read_video torchvision.io.VideoReader xarray.load_dataarray xarray.load_dataset
+    xarray.open_dataarray xarray.open_dataset xarray.open_mfdataset xarray.open_zarr
     """
 )
 """What reads files that Python does not open (labjobs.job.data_evidence), or a copy of its own."""

@@ -22,7 +22,6 @@ import stat
 import sys
 import threading
 import time
-import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -34,9 +33,10 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from labjobs import layout
-from labjobs.errors import JobError, SettingsError, few
+from labjobs.errors import JobError, few
 from labjobs.files import CODE, PROJECT, opened, sealed, shown, write_shared
 from labjobs.job.journal import SEAL, record_of, tag_of
+from labjobs.sources import declared
 
 MIXED, CHANGED = "mixed", "changed"
 """Take the place of a digest if a job was continued with changed data, or if others have changed
@@ -137,19 +137,8 @@ def _spellings(root: Path) -> tuple[str, str]:
     return f"{root}/", f"{root.resolve()}/"
 
 
-@cache
-def exempt() -> tuple[str, ...]:
-    """Return the names that pyproject.toml says are no data: `not-data = ["project/results.csv"]`
-    in `[tool.labjobs]`. Raises SettingsError if it says something else."""
-    try:
-        about = tomllib.loads((CODE / "pyproject.toml").read_text("utf-8"))
-        names = about.get("tool", {}).get("labjobs", {}).get("not-data", [])
-    except (OSError, ValueError):  # others say what is wrong with it
-        return ()
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        line = 'a list of names, such as not-data = ["project/results.csv"]'
-        raise SettingsError(f"pyproject.toml: tool.labjobs.not-data: {line}")
-    return tuple(names)
+exempt = cache(partial(declared, CODE, "not-data"))
+"""The names of files that are no data, by pyproject.toml; asked for each of many files."""
 
 
 def is_exempt(name: str) -> bool:
