@@ -193,7 +193,7 @@ import ctypes
 C = ctypes.CDLL(None)
 C.fopen.restype = ctypes.c_void_p
 HANDLE = C.fopen(str(Path(__file__).parent / "data/c.bin").encode(), b"r")
-import atexit, csv, json, os, sqlite3, subprocess, sys, threading
+import atexit, csv, json, os, sqlite3, subprocess, sys, tempfile, threading
 import kept
 ROOT = Path(__file__).parent / "data"
 SKIPPED = (ROOT / "excluded.txt").exists()
@@ -208,6 +208,12 @@ RESULTS.write_text((RESULTS.read_text() if RESULTS.exists() else "") + "one more
 LISTED = os.listdir(os.open(ROOT / "more", os.O_RDONLY)) + os.listdir(ROOT.with_name("kept"))
 subprocess.run(f"echo more >> {RESULTS.with_name('sorted.txt')}", shell=True, check=True)
 KEY = ROOT.with_name(".env").read_text()
+LENT = os.rename(ROOT / "lent.txt", AWAY := ROOT.with_name("away.txt")), AWAY.read_text()
+AWAY.rename(ROOT / "lent.txt")
+ELSEWHERE = Path(tempfile.mkdtemp())
+os.symlink(ROOT, ELSEWHERE / "data")
+os.link(ROOT / "twice.txt", ELSEWHERE / "twice.txt")
+STAGED = (ELSEWHERE / "twice.txt").read_text() + (ELSEWHERE / "data/linked.txt").read_text()
 sqlite3.connect(f"file:{ROOT}/g.db?mode=ro", uri=True).execute("SELECT 1")
 subprocess.run(f"D={ROOT}; cat $D/e.bin; cd {ROOT}/more && cat f.bin", shell=True, check=True)
 
@@ -236,6 +242,9 @@ def looking(make):
     (project.root / "data/more/f.bin").write_text("named after `cd`")
     (project.root / "data/classes.txt").write_text("cat dog")
     (project.root / "data/g.db").write_text("")
+    (project.root / "data/lent.txt").write_text("read under another name, and put back")
+    (project.root / "data/linked.txt").write_text("read by a link elsewhere")
+    (project.root / "data/twice.txt").write_text("read by a second name elsewhere")
     (project.root / ".env").write_text("KEY=1")
     (project.root / "data/a.py").write_text("pass")
     (project.root / "data/c.bin").write_text("read by a C library")
@@ -361,7 +370,7 @@ def test_what_could_not_be_compared_later_cannot_be_declared(project, path):
 NOT_BY_PYTHON = ("c.bin", "d.bin", "e.bin", "more/f.bin")
 LISTED = ("more/e.txt", "../kept/a.txt")
 LOOKED_FOR = ("excluded.txt", "order.txt", "a.py", "classes.txt", *NOT_BY_PYTHON, *LISTED)
-LOOKED_FOR += ("../.env", "g.db")
+LOOKED_FOR += ("../.env", "g.db", "lent.txt", "linked.txt", "twice.txt")
 
 
 @pytest.mark.parametrize("name", LOOKED_FOR)

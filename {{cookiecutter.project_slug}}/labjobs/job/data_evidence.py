@@ -102,6 +102,9 @@ class Places:
         name, of_project = f"{word}/{below}", word == PROJECTS
         is_code = path.endswith(".py") and (of_project or f"{CODE}/".startswith(root))
         is_of_tools = any(map(OF_TOOLS.fullmatch, below.split("/")))
+        if not word and not path.startswith(f"{sys.base_prefix}/"):  # perhaps by a link elsewhere
+            real = os.path.realpath(path) + "/" * path.endswith("/")
+            return self.name(real) if real != path else ""
         if not word or is_code or is_of_tools or is_exempt(name):
             return ""
         return name if below or not of_project else ""  # the project's folder has all results
@@ -236,9 +239,10 @@ def damaged(file: Path) -> bool:
 
 # While an attempt runs: what its processes read is noted.
 
-LISTED, MOVED, CONNECTED = ("os.listdir", "os.scandir"), "os.rename", "sqlite3.connect"
+LISTED, MOVED = ("os.listdir", "os.scandir"), ("os.rename", "os.link")
+CONNECTED = "sqlite3.connect"
 STARTED, MISSED = ("subprocess.Popen", "os.system", "os.posix_spawn"), "labjobs.missed"
-EVENTS = {"open", *LISTED, MOVED, CONNECTED, *STARTED, MISSED, "os.mkdir"}
+EVENTS = {"open", *LISTED, *MOVED, CONNECTED, *STARTED, MISSED, "os.mkdir"}
 
 SHELL = re.compile(r"(?:[\s'\"=<>|;&()]|\$\{?\w+\}?/?)+")
 """Between the words of a shell's command: blanks, quotes, operators and variables."""
@@ -261,6 +265,8 @@ _listening = False
 
 
 def _uses(event: str, args: tuple[Any, ...]) -> Iterator[Use]:
+    if event in MOVED:  # its content may be read under the other name
+        yield os.path.abspath(os.fsdecode(args[0])), READ
     if event not in STARTED:
         yield _use(event, args)
         return
@@ -277,7 +283,7 @@ def _uses(event: str, args: tuple[Any, ...]) -> Iterator[Use]:
 
 
 def _use(event: str, args: tuple[Any, ...]) -> Use:
-    given = args[1] if event == MOVED else "." if args[0] is None else args[0]
+    given = args[1] if event in MOVED else "." if args[0] is None else args[0]
     if event in LISTED and isinstance(given, int):
         given = os.readlink(f"/proc/self/fd/{given}")
     named = os.fsdecode(given)
@@ -336,7 +342,7 @@ class Reads:
             self._record(Entry(name, 0, "", ABSENT))
 
     def _note_written(self, path: str, use: str) -> None:
-        new = not os.path.lexists(path)
+        new = not os.path.lexists(path) and path not in self._seen  # one may be moved back
         if use == UPDATED and not new:
             self._note_read(path)
         self._seen.discard(path)
