@@ -50,8 +50,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     text = "random jobs of which an audit says nothing (100 at full counts)"
     parser.addoption("--quiet-jobs", type=int, default=5, help=text)
     parser.addoption("--pairs", type=int, default=3, help="pairs of codes to bisect (30)")
-    parser.addoption("--schedules", type=int, default=10, help="orders in which a GPU works (20)")
-    parser.addoption("--slurm-jobs", type=int, default=5, help="jobs that train under Slurm")
+    parser.addoption("--schedules", type=int, default=6, help="orders in which a GPU works (20)")
+    parser.addoption("--slurm-jobs", type=int, default=4, help="jobs that train under Slurm")
     text = "epochs of the demo's jobs; 0 for as many as it has"
     parser.addoption("--demo-epochs", type=int, default=8, help=text)
     parser.addoption("--host-jobs", type=int, default=3, help="jobs that train on hosts (40)")

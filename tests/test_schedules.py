@@ -20,7 +20,7 @@ from repository import REPOSITORY
 TESTS = REPOSITORY / "tests"
 PROJECT = REPOSITORY / "{{cookiecutter.project_slug}}"
 
-AT_ONCE, MOST = 10, 60
+AT_ONCE, MOST = 4, 60
 """Schedules that are run before the next look whether a fault was found, and at most."""
 
 

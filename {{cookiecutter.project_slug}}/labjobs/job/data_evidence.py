@@ -591,7 +591,7 @@ def keep(attempt: Path, places: Places, before: str) -> tuple[str, str, str]:
     except OSError:
         if not _listed(new, places):  # another user may own it
             raise
-    return new, "", _in_words(name for name in own if not name.endswith("/"))
+    return new, "", _in_words(own)
 
 
 def _since(attempt: Path, places: Places, before: str) -> tuple[Entries, set[str], set[str]]:
@@ -614,7 +614,10 @@ def _since(attempt: Path, places: Places, before: str) -> tuple[Entries, set[str
     own = set(filter(is_own, changed))
     gone = {name for name in own if not name.endswith("/")}
     kept = {n: now[n] if n in own else entry for n, entry in noted.items() if n not in gone}
-    return kept, changed - own, own
+    lost = {name for name in gone if noted[name].hash != ABSENT}
+    for why in (f"the job has changed {_printable(name)} itself" for name in lost):
+        kept[why] = Entry(why, 0, "", UNSEEN)
+    return kept, changed - own, lost
 
 
 def digest(attempt: Path) -> str:

@@ -244,7 +244,8 @@ class JobFolder(Generic[S]):
         if changed:
             log.warning("the data has changed while the job ran (%s changed)", changed)
         if own:
-            log.info("not counted as data, since the job has changed it itself: %s", own)
+            line = "it cannot be told whether %s changes, since the job has changed it itself; "
+            log.info(line + "if it is no data: not-data in pyproject.toml", own)
         if self._data:
             self.journal.tags({"data": self._data})
         in_mlflow = {"finished": "FINISHED", "interrupted": "KILLED", "paused": "KILLED"}
