@@ -212,6 +212,7 @@ LENT = os.rename(ROOT / "lent.txt", AWAY := ROOT.with_name("away.txt")), AWAY.re
 AWAY.rename(ROOT / "lent.txt")
 ELSEWHERE = Path(tempfile.mkdtemp())
 os.symlink(ROOT, ELSEWHERE / "data")
+ALSO_LISTED = os.listdir("/") + os.listdir(ELSEWHERE / "data")
 os.link(ROOT / "twice.txt", ELSEWHERE / "twice.txt")
 STAGED = (ELSEWHERE / "twice.txt").read_text() + (ELSEWHERE / "data/linked.txt").read_text()
 sqlite3.connect(f"file:{ROOT}/g.db?mode=ro", uri=True).execute("SELECT 1")

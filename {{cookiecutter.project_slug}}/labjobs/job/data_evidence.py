@@ -103,8 +103,9 @@ class Places:
         is_code = path.endswith(".py") and (of_project or f"{CODE}/".startswith(root))
         is_of_tools = any(map(OF_TOOLS.fullmatch, below.split("/")))
         if not word and not path.startswith(f"{sys.base_prefix}/"):  # perhaps by a link elsewhere
-            real = os.path.realpath(path) + "/" * path.endswith("/")
-            return self.name(real) if real != path else ""
+            real = os.path.realpath(path)
+            is_inside = any(f"{real}/".startswith(each) for each, _ in self._roots)
+            return self.name(real + "/" * path.endswith("/")) if is_inside else ""
         if not word or is_code or is_of_tools or is_exempt(name):
             return ""
         return name if below or not of_project else ""  # the project's folder has all results
