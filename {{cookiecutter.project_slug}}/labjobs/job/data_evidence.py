@@ -48,6 +48,9 @@ ABSENT, MADE, WRITTEN, UNSEEN = "absent", "made", "written", "unseen"
 """Take the place of a file's hash: it was looked for and not there; the job has made it, or has
 written a file that was there; or the name says why not all that was read is known."""
 
+UNTOLD = (WRITTEN, UNSEEN)
+"""Of these it cannot be told whether they have changed."""
+
 NAMED = 2  # the largest number of changed files that a message names
 DIGITS = 32  # hexadecimal digits of a hash, of SHA-256's 64
 DATA, PROJECTS = "data", "project"  # how names begin: below --data-root, in the project's folder
@@ -616,9 +619,7 @@ def _since(attempt: Path, places: Places, before: str) -> tuple[Entries, set[str
     gone = {name for name in own if not name.endswith("/")}
     kept = {n: now[n] if n in own else entry for n, entry in noted.items() if n not in gone}
     lost = {name for name in gone if noted[name].hash != ABSENT}
-    for why in (f"the job has changed {_printable(name)} itself" for name in lost):
-        kept[why] = Entry(why, 0, "", UNSEEN)
-    return kept, changed - own, lost
+    return kept | {n: Entry(n, 0, "", WRITTEN) for n in lost}, changed - own, lost
 
 
 def digest(attempt: Path) -> str:
@@ -645,7 +646,7 @@ def read_by(attempt: Path) -> Entries:
 def summary(attempt: Path) -> tuple[str, str, list[int]]:
     """Return what an attempt had read when it last ended: the name and the path of the common
     folder or the single file, and the files' sizes; all empty if there are none that are known."""
-    found = {n: e for n, e in read_by(attempt).items() if e.hash not in (ABSENT, UNSEEN)}
+    found = {n: e for n, e in read_by(attempt).items() if e.hash not in (ABSENT, *UNTOLD)}
     if not found:
         return "", "", []
     name = os.path.commonpath(found)
@@ -673,7 +674,8 @@ def compare(attempt: Path, places: Places, known: str | None = None) -> tuple[st
 def conflict(attempts: Iterable[Path]) -> bool:
     """Return whether attempts have read a file with different contents."""
     entries = (entry for attempt in attempts for entry in read_by(attempt).values())
-    contents = {(entry.name, entry.hash) for entry in entries if not is_exempt(entry.name)}
+    known = (entry for entry in entries if entry.hash not in UNTOLD and not is_exempt(entry.name))
+    contents = {(entry.name, entry.hash) for entry in known}
     return len({name for name, _ in contents}) < len(contents)
 
 
@@ -721,14 +723,17 @@ def _compare(digest: str, places: Places) -> tuple[Set[str], str]:
             _write(_list(digest, places), updated.values())
     there = (n for n, entry in listed.items() if entry.hash not in (ABSENT, of_text("")))
     why = places.missing if any(name.startswith(f"{DATA}/") for name in there) else ""
-    return changed, why or few((n for n, entry in listed.items() if entry.hash == UNSEEN), NAMED)
+    own = [n for n, entry in listed.items() if entry.hash == WRITTEN and not is_exempt(n)]
+    untold = [f"the job has changed {_in_words(own)} itself"] if own else []
+    untold += (reason for reason, entry in listed.items() if entry.hash == UNSEEN)
+    return changed, why or few(untold, NAMED)
 
 
 def _compared(before: Entries, places: Places) -> tuple[set[str], Entries]:
     """The names of files whose content has changed, and the entries of all files as they are now;
     what is not at hand is as before."""
     with aside():
-        seen = (name for name, entry in before.items() if entry.hash != UNSEEN)
+        seen = (name for name, entry in before.items() if entry.hash not in UNTOLD)
         here = (n for n in seen if not (places.missing and n.startswith(f"{DATA}/")))
         counted = (n for n in here if not (exempt() and is_exempt(n)))
         now = {n: look(places.path(n), n, before[n]) for n in counted}
