@@ -146,8 +146,8 @@ class Writer:
         self._numbers: dict[tuple[Scope, str], int] = {}  # of local variables
         self._safe: set[int] = set()  # calls that load nothing but data, formats that are shown
         self._imported: set[ast.AST] = set()
-        self._root: ast.AST | None = None
-        self._typeless: set[int] = set()  # parameters
+        self._root: ast.AST | None = None  # the statement or expression that is written
+        self._typeless: set[int] = set()  # parameters whose types do not count
 
     def written(self, node: ast.AST) -> Written:
         """Return the text of a statement or expression, and what it uses."""
@@ -390,12 +390,9 @@ class Writer:
 
     def _function(self, node: Function) -> None:
         self.out.append(f"{type(node).__name__}:{getattr(node, 'name', '')}(")
-        fields = ["decorator_list", "args", "type_params"]
-        if self._has_only_notes():
+        if not (typed := self._types_count()):
             self._typeless.update(map(id, parameters(node)))
-        else:
-            fields.append("returns")
-        for name in fields:
+        for name in ("decorator_list", "args", "type_params", *["returns"] * typed):
             if value := getattr(node, name, None):
                 self._field(name, value)
         with self._inside(node) as scope:
@@ -412,14 +409,14 @@ class Writer:
 
     _FunctionDef = _AsyncFunctionDef = _Lambda = _function
 
-    def _has_only_notes(self) -> bool:
-        """Whether the types of a function that stands here are mere notes: evaluating them does
-        nothing, and nothing looks at them."""
+    def _types_count(self) -> bool:
+        """Whether the types of a function that stands here can matter: evaluating them may do
+        something, or something may look at them."""
         scope, effects = self._scope, self._code.effects(self._module)
         while scope and isinstance(scope.node, ast.ClassDef):
             scope = scope.parent
         acts = scope is not None or self._root in effects.statements
-        return not (acts or self._code.looks_at_types)
+        return acts or self._code.looks_at_types
 
     def _arg(self, node: ast.arg) -> None:
         self._plain(ast.arg(node.arg) if id(node) in self._typeless else node)

@@ -101,17 +101,23 @@ class Places:
         if path.startswith(self._not_data) or path.endswith(".pyc"):
             return ""
         root, word = next((each for each in self._roots if path.startswith(each[0])), ("", ""))
+        if not word:
+            return self._name_by_link(path)
         below = path.removeprefix(root)
         name, of_project = f"{word}/{below}", word == PROJECTS
         is_code = path.endswith(".py") and (of_project or f"{CODE}/".startswith(root))
         is_of_tools = any(map(OF_TOOLS.fullmatch, below.split("/")))
-        if not word and not path.startswith(f"{sys.base_prefix}/"):  # perhaps by a link elsewhere
-            real = os.path.realpath(path)
-            is_inside = any(f"{real}/".startswith(each) for each, _ in self._roots)
-            return self.name(real + "/" * path.endswith("/")) if is_inside else ""
-        if not word or is_code or is_of_tools or is_exempt(name):
+        if is_code or is_of_tools or is_exempt(name):
             return ""
         return name if below or not of_project else ""  # the project's folder has all results
+
+    def _name_by_link(self, path: str) -> str:
+        """The name of what a path elsewhere leads to, if it is data."""
+        if path.startswith(f"{sys.base_prefix}/"):  # Python's own, read by the thousand
+            return ""
+        real = os.path.realpath(path)
+        is_inside = any(f"{real}/".startswith(root) for root, _ in self._roots)
+        return self.name(real + "/" * path.endswith("/")) if is_inside else ""
 
     def name_of_absent(self, path: str) -> str:
         """Return the name of a file or folder that is not there; empty if it could not be data, or
