@@ -609,8 +609,8 @@ def _since(attempt: Path, places: Places, before: str) -> tuple[Entries, set[str
     since, and of those that it has changed itself."""
     entries, written = _noted_in(attempt)
     if before and not (known := _listed(before, places)):
-        lost = "what it had read before it was continued is not known"
-        known = {lost: Entry(lost, 0, "", UNSEEN)}
+        unknown = "what it had read before it was continued is not known"
+        known = {unknown: Entry(unknown, 0, "", UNSEEN)}
     noted = {**known, **entries} if before else entries
     changed, now = _compared(noted, places)
     made = {name for name, how in written.items() if how == MADE}
