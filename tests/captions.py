@@ -293,7 +293,13 @@ def ranked(groups: dict[Name, pd.DataFrame], metric: Metric) -> list[Name]:
     return sorted(some, key=lambda name: score(some[name], metric, by_median), reverse=True)
 
 
-MEDIAN = ", ranked by the median with diverged jobs as the worst"
+def median_of(jobs: pd.DataFrame, metric: Metric) -> str:
+    """How settings are ranked if some jobs lack the metric."""
+    lost = jobs.drop(known(jobs, metric).index)
+    whose = "diverged jobs"
+    if (lost["state"] != "diverged").any():
+        whose = f"jobs without a finite {metric.text}"
+    return f", ranked by the median with {whose} as the worst" if len(lost) else ""
 
 
 class Caption:
@@ -404,7 +410,7 @@ class Caption:
         shown = min(12, len(some))
         whole = "both" if len(every) == 2 else f"all {len(every)}"
         many = whole if shown == len(every) else f"the {best} {shown} of {len(every)}"
-        median = f" by {chooser.text}" * (chooser != metric) + MEDIAN * lacks(self.jobs, chooser)
+        median = f" by {chooser.text}" * (chooser != metric) + median_of(self.jobs, chooser)
         assert said == ("one setting" if len(every) <= 1 else f"{many} settings{median}"), said
 
     def title(self, text: str, part: str = "val") -> None:
@@ -529,23 +535,22 @@ class Caption:
         assert rest and (one == 1).all(axis=None), (said, one)
         self.by = by
 
-    def left_out(self, said: str) -> None:
-        wanted = Counter[Any]()
+    def left_out(self, why: str, metric: str | None, said: str) -> None:
+        assert metric in (None, self.shown.text), said
+        wanted = {}
         for name, own in self.groups.items():
             diverged = int((own["state"] == "diverged").sum())
             unknown = len(own) - diverged - len(known(own, self.shown))
-            wanted[diverged, len(own), name, "which diverged"] += bool(diverged)
-            wanted[unknown, len(own), name, "without a finite result"] += bool(unknown)
-        wanted = +wanted
-        if found := re.fullmatch(r"(\d+) of (\d+) jobs, which diverged or .*", said):
-            lost = len(self.jobs) - len(known(self.jobs, self.shown))
-            assert [int(each) for each in found.groups()] == [lost, len(self.jobs)], said
-            assert len(wanted) > 6
-            return
-        one = r"(\d+) of (\d+) jobs?(?: \((.*)\))?, (.*)"
+            if lost := unknown if metric else diverged:
+                wanted[name] = (lost, len(own))
+        one = r"(\d+) of (\d+) jobs?(?: \((.*)\))?"
         each = [re.fullmatch(one, part).groups() for part in said.split("; ")]
-        found = {(int(k), int(n), parts_of(name or ""), why) for k, n, name, why in each}
-        assert found == {*wanted}, (said, wanted)
+        found = {parts_of(name or ""): (int(k), int(n)) for k, n, name in each}
+        if len(wanted) > 6:
+            lost, every = sum(k for k, _ in wanted.values()), len(self.jobs)
+            assert [*found.values()] == [(lost, every)], (said, wanted)
+            return
+        assert found == wanted, (why, said, wanted)
 
     def beyond(self, said: str) -> None:
         """How many values are beyond the axes: the points that are drawn, single jobs and means."""
@@ -777,11 +782,16 @@ SENTENCES: list[tuple[str, Test]] = [
     ),
     (
         r" Shown is the best of (\S+) values of (.+?) by ((?:validation) [\w-]+)(, ranked by the "
-        r"median with diverged jobs as the worst)?: (.+?)\.(?= [A-Z]|$)",
+        r"median with (?:diverged jobs|jobs without a finite [\w -]+) as the worst)?: "
+        r"(.+?)\.(?= [A-Z]|$)",
         Caption.choice,
     ),
     (r" The jobs differ in (.+?) as well\.", Caption.differ),
-    (r" Left out: (.+?)\.(?= [A-Z]|$)", Caption.left_out),
+    (
+        r" (Left out, since they diverged|No finite (.+?), left out of its means): "
+        r"(.+?)\.(?= [A-Z]|$)",
+        Caption.left_out,
+    ),
     (r" Of all values (\S+%|less than 0\.1%) are beyond the axis\.", Caption.beyond),
     (r" (?:Arrows show where the|The) edges of the axes cut intervals off\.", lambda c: None),
     (r" Means end where the first of their jobs ends\.", _early),

@@ -418,7 +418,7 @@ def test_an_average_over_many_tasks(draw, store, edit, figures):
         assert_prints_right(*file)
     assert drawn.caption("by-task").startswith("Test accuracy on each task; open points are single")
     assert " Task 3: Test intervals are over 3 seeds. Task 4: Test" in drawn.caption("by-task")
-    assert "1 of 3 jobs (mlp), which diverged" in drawn.caption("by-task")
+    assert "Left out, since they diverged: 1 of 3 jobs (mlp)" in drawn.caption("by-task")
     assert height_of_axes(figures["by-task"]) >= 0.7
     assert drawn.caption("over-tasks").startswith("Test accuracy on 5 tasks: (a) the fraction of")
 
@@ -645,15 +645,14 @@ def test_jobs_that_diverged_and_values_that_are_not_finite(draw, store):
         store.job("lost", {"val_accuracy": [0.1]}, status="FAILED", lr=1.0, seed=seed, **settings)
     drawn = draw("lost")
     assert drawn.status == 0
-    gone = "3 of 3 jobs (learning rate 1), which diverged"
+    gone = "Left out, since they diverged: 3 of 3 jobs (learning rate 1)"
     for name in ALL[:4]:
         if name in drawn.names:
             assert gone in drawn.caption(name), name
     assert "crosses jobs that diverged" in drawn.caption("metric-vs-setting")
-    store.classifiers("nan", models=["mlp"], lrs=[0.1])
-    for seed in range(2):
+    for model, seed in product(("mlp", "vit"), range(2)):
         curves = {"val_accuracy": [math.nan] * 3}
-        store.job("nothing", curves, lr=0.1, seed=seed, **settings)
+        store.job("nothing", curves, seed=seed, **settings | {"model": model})
     drawn = draw("nothing")
     assert "no finished job has a finite best_val_accuracy" in drawn.said
     assert drawn.names == ["throughput"]

@@ -97,9 +97,10 @@ class Comparison:
 
     def samples(self, most: int | None = None, part: Part | None = None) -> dict[str, Sample]:
         """Return the results of the jobs with the same settings: the best first, and at most this
-        many. They are results on the metric's part of the data, or on another part."""
+        many. They are results on the metric's part of the data, or on another part. Raises
+        NoResults if no job has a result on the metric's own."""
         every, metric = self._ranked, self.metric
-        first = [name for name in every if len(groups.finite(every[name], metric.result))]
+        first = [name for name in every if name in self._known]
         metric = metric.of(part) if part else metric
         each = {name: sample(every[name], metric) for name in first[:most]}
         return {name: found for name, found in each.items() if len(found)}
@@ -110,15 +111,15 @@ class Comparison:
         return groups.ranked(self.jobs, self.by, self.ranked_by)
 
     @cached_property
-    def _alike(self) -> list[pd.DataFrame]:
-        """The jobs that have a result, by settings."""
-        return [*groups.groups(groups.having(self.jobs, self.metric.result), self.by).values()]
+    def _known(self) -> dict[str, pd.DataFrame]:
+        """The jobs that have a result, by settings. Raises NoResults if there are none."""
+        return groups.groups(groups.having(self.jobs, self.metric.result), self.by)
 
     @property
     def means(self) -> str:
         """What means over jobs with the same settings are based on: `mean of 3 seeds`, `mean of 5
         folds with 3 seeds each`."""
-        alike, repeats = self._alike, groups.varying_repeats(self.jobs)
+        alike, repeats = [*self._known.values()], groups.varying_repeats(self.jobs)
         best = f"best of {self.among}, " if self.among else ""
         if max(map(len, alike)) == 1:
             one = repeats or [groups.SEED] * (groups.SEED in self.jobs)
@@ -129,8 +130,9 @@ class Comparison:
     @property
     def repeats(self) -> str:
         """What means and intervals are based on: `mean of 3 seeds, 95% t interval`."""
-        split = [groups.split_by(jobs) for jobs in self._alike]
-        each = zip(split, self._alike, strict=True)
+        alike = [*self._known.values()]
+        split = [groups.split_by(jobs) for jobs in alike]
+        each = zip(split, alike, strict=True)
         counts = [groups.combinations(jobs, by) if by else len(jobs) for by, jobs in each]
         if self.among or max(counts) < NEEDED:
             return self.means
@@ -146,16 +148,20 @@ class Comparison:
     def notes(self) -> str:
         """Sentences about the chosen settings, and about the jobs that are left out of the means:
         those that diverged, and those without a finite result."""
-        parts = []
-        for name, jobs in groups.groups(self.jobs, self.by).items():
-            diverged = int(jobs["diverged"].sum())
-            unknown = len(jobs) - diverged - len(groups.finite(jobs, self.metric.result))
-            parts += [f"{_of(diverged, jobs, name)}, which diverged"] * bool(diverged)
-            parts += [f"{_of(unknown, jobs, name)}, without a finite result"] * bool(unknown)
-        if len(parts) > MOST:
-            lost = len(self.jobs) - len(groups.finite(self.jobs, self.metric.result))
-            parts = [f"{lost} of {len(self.jobs)} jobs, which diverged or have no finite result"]
-        return self.chosen + (f" Left out: {'; '.join(parts)}." if parts else "")
+        jobs, diverged = self.jobs, self.jobs["diverged"]
+        unknown = ~diverged & ~jobs.index.isin(groups.finite(jobs, self.metric.result).index)
+        said = self._counted("Left out, since they diverged", jobs, diverged)
+        # A figure may show test results, which these jobs have.
+        said += self._counted(f"No finite {self.metric}, left out of its means", jobs, unknown)
+        return self.chosen + said
+
+    def _counted(self, said: str, jobs: pd.DataFrame, lost: "pd.Series[bool]") -> str:
+        """A sentence about those of the jobs that have lost something, by their settings."""
+        alike = [(own, name) for name, own in groups.groups(jobs, self.by).items()]
+        counts = [(int(lost[own.index].sum()), own, name) for own, name in alike]
+        parts = [_of(*each) for each in counts if each[0]]
+        parts = parts if len(parts) <= MOST else [_of(int(lost.sum()), jobs)]
+        return f" {said}: {'; '.join(parts)}." * bool(parts)
 
     def first(self, most: int, best: str = "best") -> str:
         """Return how many of the settings are among the first: `the best 12 of 20 settings`."""
@@ -199,14 +205,10 @@ class Comparison:
         metric, every = self.metric.of("test"), groups.having(self.jobs, self.metric.result)
         if metric.result not in every:
             return ""
-        lost = every.drop(groups.finite(every, metric.result).index)
-        if len(lost) == len(every):
+        lost = ~every[metric.result].between(-np.inf, np.inf, inclusive="neither")
+        if lost.all():
             return f" No job has a finite {metric}."
-        alike = groups.groups(every, self.by).items()
-        counts = [(len({*own.index} & {*lost.index}), own, name) for name, own in alike]
-        parts = [_of(*each) for each in counts if each[0]]
-        parts = parts if len(parts) <= MOST else [_of(len(lost), every)]
-        return f" No finite {metric}, which counts as the worst: {'; '.join(parts)}." * bool(parts)
+        return self._counted(f"No finite {metric}, which counts as the worst", every, lost)
 
     def told_apart(self, most: int) -> str:
         """Return sentences on the test results of the first settings, at most this many: what their
@@ -271,7 +273,8 @@ def compare(
     ranks the settings, unless a metric is given.
 
     Raises NoResults if fewer parts than `needed` have a setting, if values must be chosen but there
-    are no validation results, or if the jobs are of several tasks.
+    are no validation results, if no job has a result of the metric and none is given, or if the
+    jobs are of several tasks.
     """
     if len(found := groups.tasks(jobs)) > 1:
         cure = "draw each of groups.tasks(jobs), or name one in ONLY of plot.py"
@@ -303,6 +306,8 @@ def compare(
             chosen += f"{median}{_named(best)}."
         else:
             chosen = f" The jobs differ in {settings(rest)} as well."
+    if metric is None:
+        groups.having(jobs, shown(jobs).result)
     ranked_by, metric = metric or chooser(jobs), metric or shown(jobs)
     return Comparison(jobs, metric, parts, [*along], ranked_by, chosen, among)
 
@@ -319,9 +324,10 @@ def _named(best: dict[str, str]) -> str:
 
 
 def by_median(jobs: pd.DataFrame, metric: Measured) -> str:
-    """How settings are ranked, if some jobs diverged."""
-    lacking = groups.lacks_results(jobs, metric)
-    return ", ranked by the median with diverged jobs as the worst" if lacking else ""
+    """How settings are ranked, if some jobs diverged or have no finite result."""
+    lost = jobs.drop(groups.finite(jobs, metric.result).index)
+    whose = "diverged jobs" if lost["diverged"].all() else f"jobs without a finite {metric}"
+    return "" if lost.empty else f", ranked by the median with {whose} as the worst"
 
 
 def _distributed(
