@@ -286,9 +286,7 @@ class Tables(Caption):
         return Metric(name, self.grid.metrics[name], part)
 
     def cell(self, text: str, jobs: pd.DataFrame, metric: Metric, found: Any) -> None:
-        states = Counter(
-            jobs["state"].replace({"unknown": "finished", "paused": "paused or interrupted"})
-        )
+        states = Counter(jobs["state"].replace({"unknown": "finished", "paused": "unfinished"}))
         none = not len(known(jobs, metric))
         states["no result"] = states["finished"] - len(known(jobs, metric))
         every = states if none else ("diverged", "failed", "no result")

@@ -1,10 +1,12 @@
 """A project is itself: whatever its name, wherever it lies, whoever else uses the store."""
 
+import json
 import os
 import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -103,17 +105,33 @@ def test_jobs_that_start_together_make_one_id(project):
     assert not [*project.root.glob(".project-id.*")]
 
 
-@pytest.mark.alike
-def test_git_may_take_the_id_away(project):
-    """By an older commit, or `stash -u`; another folder of the same repository has no runs/."""
+def committed(project: Project) -> Callable[..., object]:
+    """Make the project a repository with one commit, without an id; returns a function for git."""
 
-    def git(*words):
+    def git(*words: str) -> object:
         return succeeded(project.do("git", "-c", "user.name=A", "-c", "user.email=a@b.c", *words))
 
-    (project.root / ".project-id").unlink()
+    (project.root / ".project-id").unlink(missing_ok=True)
     git("init", "-q")
     git("add", "-A")
     git("commit", "-qm", "one")
+    return git
+
+
+def test_the_id_that_the_first_job_writes_is_no_change_of_the_code(project):
+    committed(project)
+    ran(project)
+    assert (project.root / ".project-id").exists()
+    shown = succeeded(project.do("python", "jobs.py", "list", "--json")).stdout
+    job = json.loads(shown)[0]["id"]
+    said = succeeded(project.do("python", "jobs.py", "show", job)).stdout
+    assert "commit " in said and "with changes" not in said
+
+
+@pytest.mark.alike
+def test_git_may_take_the_id_away(project):
+    """By an older commit, or `stash -u`; another folder of the same repository has no runs/."""
+    git = committed(project)
     ran(project)
     for away, back in (
         (("stash", "-u"), ("stash", "pop")),

@@ -39,6 +39,7 @@ INSTALLED = ".installed"
 SHARED = (DATA_LISTS, SPLITS, CODES, INSTALLED)
 
 # In the project's folder
+PROJECT_ID = ".project-id"
 ACCEPTED = "accepted.jsonl"
 TRIES = "tries.jsonl"
 FROZEN = ".version.json"  # in a copy of the code: what was copied

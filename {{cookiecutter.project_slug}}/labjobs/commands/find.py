@@ -277,12 +277,13 @@ def _find_lr(job: JobFolder[Any], name: str, given: Namespace, trials: Trials) -
         if not logged_as:
             line = "find lr: the learning rate is not logged"
             raise JobError(f"{line}; call job.log(measured, lr=lr) in the loop")
-        losses = [point[loss] for point in points]
         rates = max(rates, [point[logged_as] for point in points], key=len)
-        lowest = min(filter(math.isfinite, losses), default=math.nan)
-        row: Row = {"job": trials.jobs[-1], "seed": seed, "steps": len(losses)}
-        rows.append(row | {f"lowest {loss}": lowest, f"at {name}": rates[losses.index(lowest)]})
-        curves.append(losses)
+        rows.append({"job": trials.jobs[-1], "seed": seed, "steps": len(points)})
+        curves.append([point[loss] for point in points])
+    for row, losses in zip(rows, _until_breakdown(len(rates), curves), strict=True):
+        lowest = int(losses.argmin()) if len(losses) else None
+        row[f"lowest {loss}"] = None if lowest is None else float(losses[lowest])
+        row[f"at {name}"] = None if lowest is None else rates[lowest]
     return *valley(rates, curves), rows
 
 
@@ -321,19 +322,10 @@ def valley(rates: ArrayLike, losses: Sequence[ArrayLike]) -> tuple[float | None,
     any scale and sign.
     """
     every = np.asarray(rates, dtype=float)
-    first = max(3, round(BEFORE * len(every)))
-    count = min(len(np.asarray(each)) for each in losses)
-    values = np.stack([np.asarray(each, dtype=float)[:count] for each in losses])
-    wrong = np.flatnonzero(~np.isfinite(values).all(axis=0))
-    values = values[:, : wrong[0]] if len(wrong) else values
-    smooth = _running_mean(values)
-    before, spread = values[:, :first].mean(), values[:, :first].std()
-    fallen = before - np.minimum.accumulate(smooth)
-    above = np.flatnonzero(smooth > before + np.maximum(fallen, SIGMAS * spread))
-    values = values[:, : above[0]] if len(above) else values
+    values, first = _until_breakdown(len(every), losses), _first(len(every))
     if values.shape[1] <= first:
         return None, f"the loss has only {values.shape[1]} finite values"
-    smooth = _running_mean(values)
+    smooth, before = _running_mean(values), values[:, :first].mean()
     count, bottom = len(smooth), int(smooth.argmin())
     low, noise = float(smooth[bottom]), TO_NORMAL * float(np.median(np.abs(values - smooth)))
     if before - low <= SIGMAS * noise:
@@ -349,6 +341,25 @@ def valley(rates: ArrayLike, losses: Sequence[ArrayLike]) -> tuple[float | None,
     end = every[right[0] - 1 if len(right) else count - 1]
     rate = float(f"{np.sqrt(start * end):.1e}")  # the geometric mean
     return rate, f"{fall} and is low from {start:.2g} to {end:.2g}"
+
+
+def _first(count: int) -> int:
+    """How many of the points have rates that are too low to change the loss."""
+    return max(3, round(BEFORE * count))
+
+
+def _until_breakdown(count: int, losses: Sequence[ArrayLike]) -> Floats:
+    """The losses of range tests of `count` points (tests, n), up to a breakdown."""
+    common = min(len(np.asarray(each)) for each in losses)
+    values = np.stack([np.asarray(each, dtype=float)[:common] for each in losses])
+    wrong = np.flatnonzero(~np.isfinite(values).all(axis=0))
+    values = values[:, : wrong[0]] if len(wrong) else values
+    if not values.size:
+        return values
+    initial, smooth = values[:, : _first(count)], _running_mean(values)
+    fallen = initial.mean() - np.minimum.accumulate(smooth)
+    above = np.flatnonzero(smooth > initial.mean() + np.maximum(fallen, SIGMAS * initial.std()))
+    return values[:, : above[0]] if len(above) else values
 
 
 def _running_mean(values: Floats) -> Floats:

@@ -80,6 +80,9 @@ def judge(project: Project, given: Namespace) -> int:
     base = _base(group, tried, begins, known)
     first, attempt = base[0]
     key, sign = _metric(given.metric, first, attempt)
+    if undefined := [job.id for job, path in base if math.isnan(_results(path).get(key, math.nan))]:
+        line = f"{key} is NaN in {few(undefined, MOST)}, so nothing can be compared with it"
+        raise SettingsError(f"--metric {given.metric}: {line}")
     code = tried[first.id].code.digest
     found = Try([job.id for job, _ in base], code_evidence.digest(attempt), code, given.words, key)
     if not given.json:
@@ -112,6 +115,9 @@ def _run(
             found.answer, found.why = "the measure changed", "other validation examples"
             return
         was, now = (_results(path).get(found.metric, math.nan) for path in (before, after))
+        if math.isnan(now):
+            found.why = f"{found.metric} is NaN in job {tried[job.id].id}, and not in {job.id}"
+            return
         found.differences = [*found.differences, now - was]
         found.conditions = sorted({*found.conditions, *_conditions(before, after)})
         found.evidence = evidence(found.differences)

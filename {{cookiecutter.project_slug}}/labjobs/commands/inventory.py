@@ -427,7 +427,12 @@ def _rank(by: str, rows: list[dict[str, Any]]) -> Callable[[dict[str, Any]], flo
     declared = {name: metric for metrics in of_rows for name, metric in metrics.items()}
     metric = declared.get(key.removeprefix("best_val_"))
     sign = -1 if metric and metric.better == "higher" else 1
-    return lambda row: sign * row["metrics"].get(key, sign * math.inf)
+
+    def rank(row: dict[str, Any]) -> float:
+        value = sign * float(row["metrics"].get(key, math.nan))
+        return math.inf if math.isnan(value) else value
+
+    return rank
 
 
 def named_result(given: str, name: str, results: Iterable[str]) -> str:

@@ -358,7 +358,9 @@ def confirming(count: int, ids: list[str]) -> list[list[str]]:
 
 
 def _of_task(count: int, own: "pd.DataFrame") -> Iterator[list[str]]:
-    best = next(iter(groups.ranked(own, groups.varied(own), chooser(own)).values()))
+    metric = chooser(own)
+    groups.having(own, metric.result)
+    best = next(iter(groups.ranked(own, groups.varied(own), metric).values()))
     others = [name for name in groups.repeated(own) if name != groups.SEED]
     for job in best.drop_duplicates(others)["job_id"] if others else best["job_id"][:1]:
         known = attempts.settings_of(job, attempts.runs_root())

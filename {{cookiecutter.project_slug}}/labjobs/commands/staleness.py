@@ -86,7 +86,8 @@ def _all_changes(project: Project, jobs: list[Job]) -> list[Change]:
         for each in known[of_codes]:
             change = found.setdefault(each.name or each.what, Change(each.name, each.what))
             change.jobs.append(job.id)
-            change.diffs += [text for text in each.diffs if text not in change.diffs]
+            shown = {_body(text) for text in change.diffs}
+            change.diffs += [text for text in each.diffs if _body(text) not in shown]
     return sorted(found.values(), key=lambda change: (-len(change.jobs), change.name))
 
 
@@ -106,8 +107,14 @@ def _changes(job: Job, about: str) -> Iterator[Change]:
         if not part.startswith("file:"):  # files are not stored
             old = before["source"] if before else ""
             new = scrub(now.source(part), code=True) if part in now.parts else ""
-            diffs.append(as_diff(old, new, f"{name} of job {job.id}", f"{name} now"))
+            same = f"{name} has the same text as in job {job.id}; a name in it has another meaning"
+            diffs.append(as_diff(old, new, f"{name} of job {job.id}", f"{name} now") or same)
         yield Change(name, what, diffs=diffs)
+
+
+def _body(diff: str) -> str:
+    """A diff without its titles, which name a job."""
+    return diff.partition("\n@@")[2]
 
 
 def as_diff(before: str, after: str, title: str, other: str) -> str:

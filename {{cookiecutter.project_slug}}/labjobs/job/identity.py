@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
+from labjobs import layout
 from labjobs.cli import flags
 from labjobs.cli.flags import as_plain, as_text, parsed
 from labjobs.errors import SettingsError, cause, did_you_mean
@@ -127,7 +128,7 @@ def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
 # A project's identity: an id, made once, in a file that should be committed, so that clones share
 # results. An experiment in a store records it, so that projects of one name never mix up jobs.
 
-FILE = PROJECT / ".project-id"
+FILE = PROJECT / layout.PROJECT_ID
 
 KEPT = PROJECT / "runs" / FILE.name
 """The id and the project's folder, once more: git takes an uncommitted file away (`stash -u`), and

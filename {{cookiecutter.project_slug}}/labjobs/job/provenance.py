@@ -86,7 +86,8 @@ def _changes() -> str:
     """The differences from the commit, computed with a copy of git's index, so that the index does
     not change.
 
-    Files that may hold secrets and those that are large are named at the top, but not shown.
+    Files that may hold secrets and those that are large are named at the top, but not shown. The
+    project's id, which its first job writes, is no change of the code.
     """
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "index"
@@ -97,6 +98,7 @@ def _changes() -> str:
             copy.unlink(missing_ok=True)
             git("read-tree", "HEAD", index=copy)
         new = names("ls-files", "--others", "--exclude-standard", index=copy)
+        new = [name for name in new if name != layout.PROJECT_ID]
         changed = names("diff", "HEAD", "--relative", "--name-only", index=copy)
         closed = [name for name in (*changed, *new) if is_closed(name)]
         counts = names("diff", "HEAD", "--relative", "--numstat", "--no-renames", index=copy)

@@ -24,7 +24,7 @@ from labjobs.job.terminal import counted
 from labjobs.results import comparison, groups, style, tables
 from labjobs.results.figure_files import plain
 from labjobs.results.intervals import NEEDED, Interval, mean
-from labjobs.results.metrics import WORDS, Measured, NoResults, Part, chooser, declared
+from labjobs.results.metrics import SHOWN, WORDS, Measured, NoResults, Part, chooser, declared
 from labjobs.results.samples import Difference, Sample, differences, over, sample
 from labjobs.settings import CONFIRMING
 
@@ -417,11 +417,12 @@ def _metrics(jobs: pd.DataFrame, shown: Sequence[str]) -> tuple[list[Measured], 
 
 
 def _fewer(jobs: pd.DataFrame, metrics: list[Measured]) -> tuple[list[Measured], str]:
-    """As many metrics as MOST_COLUMNS allow for all tasks, the monitored one first, and a sentence
-    about the others."""
+    """As many metrics as MOST_COLUMNS allow for all tasks, the monitored one and that of --metric
+    first, and a sentence about the others."""
+    first = [jobs.attrs.get(SHOWN)]
     with suppress(NoResults):
-        monitored = chooser(jobs).name
-        metrics = sorted(metrics, key=lambda metric: metric.name != monitored)
+        first.insert(0, chooser(jobs).name)
+    metrics = sorted(metrics, key=lambda metric: [metric.name != name for name in first])
     most = max(1, MOST_COLUMNS // len(groups.tasks(jobs)))
     others = ", ".join(map(str, metrics[most:]))
     return metrics[:most], f" Not shown: {others}." if others else ""
@@ -448,7 +449,9 @@ def _scaled(found: Interval, each: Sample) -> Interval:
 def _lost(tried: pd.DataFrame, n: int) -> Cell | None:
     """A cell in place of a mean: what became of jobs without which it would be too good, or of all
     jobs, if none of them has a result."""
-    states = Counter(tried["state"])
+    states = Counter(
+        tried["state"].replace("paused or interrupted", "unfinished")
+    )  # columns are narrow
     states["no result"] = states.pop("finished", 0) - n
     lost = [state for state in (LOST if n else states) if states[state]]
     each = [f"{states[state]}/{len(tried)} {state}" for state in lost]

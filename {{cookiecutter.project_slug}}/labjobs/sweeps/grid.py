@@ -293,7 +293,10 @@ def summary(entries: Sequence[Entry], stopped: int = 0) -> int:
     leave(exit_status.DONE, line)
     if any(entry.status is not None for entry in entries):
         messages.send(line, wait=True)
-    missing = sorted({job for entry in entries if entry.bracket for job in entry.bracket.missing})
+    brackets = [*dict.fromkeys(entry.bracket for entry in entries if entry.bracket)]
+    for remark in dict.fromkeys(said for bracket in brackets for said in bracket.undefined):
+        leave(exit_status.DONE, f"run.sh: {remark}")
+    missing = sorted({job for bracket in brackets for job in bracket.missing})
     if missing and not stopped:
         line = f"run.sh: halving waits for {counted(len(missing), 'job')}, such as {missing[0]}"
         leave(exit_status.FAILED, line)

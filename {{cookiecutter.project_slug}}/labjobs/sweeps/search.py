@@ -16,6 +16,7 @@ from labjobs.errors import JobError, SettingsError
 from labjobs.job import attempts, journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import identity
+from labjobs.job.terminal import counted
 from labjobs.settings import Span, roles
 
 # Random search: settings drawn from ranges, as jobs of a grid. For run.sh's `search`:
@@ -165,6 +166,9 @@ def _check(ranges: Sequence[Range], given: Mapping[str, str]) -> None:
 
 Score = float | None  # lower is better, infinite is diverged, None is not known yet
 
+UNDEFINED = 1e300
+"""The score where a metric is NaN: worse than any value, and not diverged. Its mean is finite."""
+
 
 class Decision(NamedTuple):
     """What is certain by now."""
@@ -239,13 +243,15 @@ def check_monitor(line: str, job: JobFolder[Any]) -> None:
 
 
 def final(job: JobFolder[Any]) -> Score:
-    """Return the best value that a job has monitored, once it has ended."""
+    """Return the best value that a job has monitored, once it has ended: infinity if it has
+    diverged, or none was defined."""
     monitor, status = job.settings.monitor, attempts.status_of(job.path)
     if status != "finished":
         return math.inf if status == "diverged" else None
     best = journal.last_of(job.path, f"best_{monitor}").get("metrics", {})
     sign = 1 if job.metrics[monitor.removeprefix("val_")].better == "lower" else -1
-    return sign * float(best.get(f"best_{monitor}", math.nan))
+    value = sign * float(best.get(f"best_{monitor}", math.nan))
+    return math.inf if math.isnan(value) else value
 
 
 def check_halving(halving: Halving, job: JobFolder[Any]) -> None:
@@ -373,6 +379,16 @@ class Bracket:
         }
 
     @property
+    def undefined(self) -> Iterator[str]:
+        """Sentences about the rungs at which jobs had no value to be compared by."""
+        monitor = next(iter(self._jobs.values())).settings.monitor
+        for number, rung in enumerate(self.halving.rungs):
+            each = [scores[number] for scores in self._scores.values()]
+            if count := each.count(UNDEFINED):
+                of = f"{count} of {counted(len(each) - each.count(None), 'job')}"
+                yield f"halving: {monitor} was NaN after {rung} in {of}, which counted as the worst"
+
+    @property
     def missing(self) -> list[str]:
         """The jobs for which others wait: those that are due to a rung and have not come there."""
         return [j.id for j in self._jobs.values() if self.is_due(j) and self.pause_after(j)]
@@ -418,7 +434,8 @@ def _scores(job: JobFolder[Any], rungs: Sequence[Span]) -> list[Score]:
             step, metrics = line.get("step", 0), line.get("metrics", {})
             if monitor in metrics:
                 value = sign * metrics[monitor]
-                points[step] = value if math.isfinite(value) else math.inf
+                undefined = UNDEFINED if math.isnan(value) else math.inf
+                points[step] = value if math.isfinite(value) else undefined
                 per_epoch = round(step / metrics["epoch"]) if metrics.get("epoch") else 0
     status = attempts.status_of(job.path)
     later = {"diverged": math.inf, "finished": next(reversed(points.values()), None)}.get(status)

@@ -9,6 +9,7 @@ run.py FLAGS`.
 """
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -585,6 +586,9 @@ class Job(Generic[S]):
         journal, best = self._folder.journal, self.best
         journal.files(self._outputs.save())
         kept = {f"best_{name}": value for name, value in best.get("metrics", {}).items()}
+        monitor = getattr(self.settings, "monitor", "none")
+        if math.isnan(kept.get(f"best_{monitor}", 0.0)):
+            log.warning("%s was NaN each time, so it has not chosen the best weights", monitor)
         step = best.get("step", self.step)
         check_ranges(tested, self._folder.metrics)
         every = {**tested, **kept, **({"best_step": step} if best else {})}

@@ -399,8 +399,8 @@ class EarlyStopping(Stateful):
 
     `improved(metrics)` says after each evaluation whether it was the best so far; a tie is no
     improvement, so the earliest best is kept. With the monitor `none` every evaluation is the best:
-    the last weights are kept, and nothing stops early. Raises JobError for a metric that is not
-    declared.
+    the last weights are kept, and nothing stops early; so it is while the metric is NaN. Raises
+    JobError for a metric that is not declared.
     """
 
     kept = ("evaluations", "best_evaluation", "plateaus", "_best")
@@ -439,7 +439,7 @@ class EarlyStopping(Stateful):
             value = -math.inf
         elif not math.isfinite(value):
             raise Diverged(f"{self._monitor} was not finite; {Diverged.CURE}")
-        if value > self._best or self.evaluations == 1:
+        if value > self._best or self._best == -math.inf:
             self._best, self.best_evaluation = value, self.evaluations
             return True
         waited = self.evaluations - self.best_evaluation
