@@ -2,12 +2,10 @@
 project, which takes precedence because Python looks beside a script first.
 """
 
-import shutil
 import zipfile
 from pathlib import Path
 
 from labjobs import __version__
-from labjobs.errors import SettingsError
 from labjobs.files import ENGINE, shown
 
 COMMIT = "commit.txt"  # the template's, written when the project was made or updated
@@ -24,16 +22,6 @@ def content() -> dict[str, bytes]:
     """Return the engine's files by their names, such as `labjobs/launch.py`."""
     found = (path for path in ENGINE.rglob("*") if path.is_file() and path.suffix != ".pyc")
     return {f"labjobs/{path.relative_to(ENGINE).as_posix()}": path.read_bytes() for path in found}
-
-
-def eject(project: Path) -> Path:
-    """Copy the engine that runs into the project; returns the folder. Raises SettingsError if it is
-    there already."""
-    folder = project / "labjobs"
-    if folder.exists():
-        raise SettingsError(f"{shown(folder)} is there already, and is what runs")
-    shutil.copytree(ENGINE, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
 
 
 def problem(project: Path) -> str:

@@ -6,6 +6,7 @@ Exit status: 0 done, 1 not done, 2 wrong arguments, 3 results are not uploaded (
 import argparse
 import os
 import pydoc
+import shutil
 import signal
 import sys
 from importlib import import_module
@@ -252,8 +253,11 @@ def print_docs(_: Project, given: argparse.Namespace) -> None:
 
 
 def eject(*_: object) -> None:
-    """Copy the engine's source into the project."""
-    folder = installation.eject(PROJECT)
+    """Copy the engine that runs into the project. Raises SettingsError if it is there already."""
+    folder = PROJECT / "labjobs"
+    if folder.exists():
+        raise SettingsError(f"{shown(folder)} is there already, and is what runs")
+    shutil.copytree(ENGINE, folder, ignore=shutil.ignore_patterns("__pycache__"))
     print(f"{shown(folder)}/ is what runs from now on; remove it to use the installed engine again")
 
 
