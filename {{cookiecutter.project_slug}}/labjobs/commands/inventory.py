@@ -25,7 +25,7 @@ from labjobs import exit_status, layout, locks
 from labjobs.cli import flags
 from labjobs.cli.flags import as_plain, as_text
 from labjobs.errors import JobError, SettingsError, cause, did_you_mean, require_known
-from labjobs.files import PROJECT, json_of, read_record, shown
+from labjobs.files import PROJECT, changed, json_of, read_record, shown
 from labjobs.job import attempts, code_evidence, identity, journal
 from labjobs.job.attempts import Evidence
 from labjobs.job.folder import JobFolder
@@ -118,9 +118,7 @@ def _results(metrics: dict[str, float], declared: Collection[str]) -> dict[str, 
 def last_logged(attempt: Path) -> float:
     """Return when an attempt last logged something, in seconds since 1970; 0 if that is not
     known."""
-    with suppress(OSError):
-        return (attempt / layout.JOURNAL).stat().st_mtime
-    return 0.0
+    return changed(attempt / layout.JOURNAL) / 1e9
 
 
 def _dated(row: dict[str, Any]) -> dict[str, Any]:
