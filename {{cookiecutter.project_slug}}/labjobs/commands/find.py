@@ -150,7 +150,7 @@ def _long(job: JobFolder[Any], steps: int = LONG, pause_after: int = 0) -> JobFo
 
 def words_of(job: JobFolder[Any]) -> list[str]:
     """Return the words with which Python runs a job: its script, its settings and its flags."""
-    words = shlex.split(identity.as_command(job.settings, job.script))[1:]
+    words = [f"{job.script}.py", *identity.as_flags(job.settings)]
     for name, flag in flags.of(Runtime).items():
         value = getattr(job.runtime, name)
         if isinstance(value, Path):  # jobs run in the project's folder

@@ -189,11 +189,8 @@ def _tried(job: Job, words: list[str]) -> JobFolder[Any]:
     assert job.folder
     script = identity.read(job.script)
     own = {word.split("=")[0] for word in words}
-    kept = [
-        f"{option(name)}={text}"
-        for name, text in identity.changed(job.folder.settings).items()
-        if option(name) not in own
-    ]
+    flags = identity.as_flags(job.folder.settings)
+    kept = [flag for flag in flags if flag.split("=")[0] not in own]
     settings, runtime = parse(script.settings, Runtime, [*kept, *words])
     kinds, now = roles(script.settings), identity.identity(settings)
     for name, value in job.plain.items():

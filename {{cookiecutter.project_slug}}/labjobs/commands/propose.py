@@ -33,7 +33,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labjobs import exit_status, settings
-from labjobs.cli.flags import option
 from labjobs.cli.ranges import Range
 from labjobs.errors import SettingsError
 from labjobs.job import attempts, identity
@@ -366,8 +365,7 @@ def _of_task(count: int, own: "pd.DataFrame") -> Iterator[list[str]]:
         known = attempts.settings_of(job, attempts.runs_root())
         assert known  # `tables` has registered all jobs
         for seed in range(settings.CONFIRMING, settings.CONFIRMING + count):
-            changed = identity.changed(replace(known[0], seed=seed)).items()
-            yield [f"{option(name)}={text}" for name, text in changed]
+            yield identity.as_flags(replace(known[0], seed=seed))
 
 
 def main(what: str) -> int:

@@ -75,10 +75,14 @@ def changed(settings: Any) -> dict[str, str]:
     return {name: as_text(v) for name, v in plain if v != as_plain(known[name].default)}
 
 
+def as_flags(settings: Any) -> list[str]:
+    """Return the flags of a job: `--lr=0.01`, `--seed=2`."""
+    return [f"{flags.option(name)}={text}" for name, text in changed(settings).items()]
+
+
 def as_command(settings: Any, script: str) -> str:
     """Return the command line that runs a job: `python run.py --lr=0.01 --seed=2`."""
-    words = [f"{flags.option(name)}={text}" for name, text in changed(settings).items()]
-    return shlex.join(["python", f"{script}.py", *words])
+    return shlex.join(["python", f"{script}.py", *as_flags(settings)])
 
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
