@@ -26,11 +26,11 @@ from torch.utils._pytree import tree_leaves
 
 from labjobs import exit_status, layout
 from labjobs.commands.inventory import Project
-from labjobs.errors import JobError, SettingsError, cause, first_line
+from labjobs.errors import JobError, SettingsError, first_line
 from labjobs.files import PROJECT, json_of, shown, write_json, write_text
 from labjobs.job import attempts, journal
 from labjobs.job.terminal import Interruption, leave
-from labjobs.sources import fault
+from labjobs.sweeps.grid import described
 from labjobs.training import checkpoints
 
 MODEL, WEIGHTS, ABOUT, README = "model.pt2", "weights.safetensors", "job.json", "README.md"
@@ -63,9 +63,7 @@ def export(project: Project, given: Namespace) -> None:
     except (SettingsError, JobError, OSError):
         raise
     except Exception as error:  # of the student's code, or of torch
-        at = fault(error)
-        line = f"job {found.id} cannot be exported: {cause(error)}" + (f" ({at})" if at else "")
-        raise JobError(line) from error
+        raise JobError(f"job {found.id} cannot be exported: {described(error)}") from error
     if given.json:
         files = sorted(path.name for path in out.iterdir())
         print(json_of({"folder": str(out), "files": files}))
@@ -105,8 +103,7 @@ def _loaded(job: str, runs_root: Path) -> tuple[Any, Make]:
     """A job as jobs.load of the project returns it, and what makes inputs for its network. Raises
     JobError if its weights do not fit the present code, or if nothing says what inputs are."""
     jobs, models = map(importlib.import_module, ("jobs", "models"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of changed code, of which there is a line already
+    with warnings.catch_warnings(action="ignore"):  # of changed code, of which a line is printed
         try:
             found = jobs.load(job, runs_root)
         except (RuntimeError, TypeError, KeyError) as error:
@@ -191,8 +188,8 @@ def _quiet() -> Iterator[None]:
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with redirect_stdout(nowhere), redirect_stderr(nowhere), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        ignored = warnings.catch_warnings(action="ignore")
+        with redirect_stdout(nowhere), redirect_stderr(nowhere), ignored:
             yield
     finally:
         logging.disable(disabled)
