@@ -175,13 +175,6 @@ def roles(kind: type[Any] | None) -> dict[str, Role]:
     return {**ROLES, **{name: role for name, role in declared.items() if role}}
 
 
-def nested(kind: type[Any] | None) -> list[str]:
-    """Return the settings that do not count in all jobs, in which figures show no value of them."""
-    rules = [(each.name, each.metadata) for each in fields(kind)] if kind else []
-    replaced = [its["replaces"] for _, its in rules if its.get("replaces")]
-    return [*(name for name, its in rules if its.get("when")), *replaced]
-
-
 def setting(
     default: Any,
     *,

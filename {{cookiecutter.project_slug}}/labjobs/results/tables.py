@@ -20,12 +20,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from labjobs import layout
+from labjobs.cli import flags
 from labjobs.errors import cause, few, require_known
 from labjobs.files import read_json, read_record
 from labjobs.job import runtime
 from labjobs.job.identity import DEFAULT
 from labjobs.results.metrics import CURE, DECLARED, Measured, NoResults
-from labjobs.settings import FORK, LAST, nested, roles
+from labjobs.settings import FORK, LAST, roles
 from labjobs.tracking import stored_jobs
 
 UNFINISHED = "unfinished"
@@ -95,7 +96,9 @@ def jobs(
     settings = _settings(found, found)
     for name, values in settings.items():
         table[name] = pd.Series(values, dtype=object if None in values else None)
-    table.attrs |= {"settings": sorted(settings), "roles": roles(kind), "nested": nested(kind)}
+    known = flags.of(kind) if kind else None
+    nested = [*known.when, *known.replacing] if known else []
+    table.attrs |= {"settings": sorted(settings), "roles": roles(kind), "nested": nested}
     table.attrs["experiment"] = experiment
     return table
 
