@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from labjobs import exit_status, machine
 from labjobs.cli import flags
-from labjobs.cli.flags import as_plain, as_text, option
+from labjobs.cli.flags import as_text, option
 from labjobs.cli.parser import parse
 from labjobs.commands.inventory import Project
 from labjobs.commands.replay import Recorded, run
@@ -150,14 +150,10 @@ def _long(job: JobFolder[Any], steps: int = LONG, pause_after: int = 0) -> JobFo
 
 def words_of(job: JobFolder[Any]) -> list[str]:
     """Return the words with which Python runs a job: its script, its settings and its flags."""
-    words = [f"{job.script}.py", *identity.as_flags(job.settings)]
-    for name, flag in flags.of(Runtime).items():
-        value = getattr(job.runtime, name)
-        if isinstance(value, Path):  # jobs run in the project's folder
-            value = value.expanduser().absolute()
-        if value != flag.default:
-            words.append(f"{option(name)}={as_text(as_plain(value))}")
-    return words
+    folders = ("data_root", "runs_root")  # absolute, since jobs run in the project's folder
+    places = {name: getattr(job.runtime, name).expanduser().absolute() for name in folders}
+    engines = replace(job.runtime, **places)
+    return [f"{job.script}.py", *identity.as_flags(job.settings), *identity.as_flags(engines)]
 
 
 class OutOfMemory(JobError):

@@ -76,7 +76,7 @@ def changed(settings: Any) -> dict[str, str]:
 
 
 def as_flags(settings: Any) -> list[str]:
-    """Return the flags of a job: `--lr=0.01`, `--seed=2`."""
+    """Return the settings that differ from their defaults as flags: `--lr=0.01`, `--seed=2`."""
     return [f"{flags.option(name)}={text}" for name, text in changed(settings).items()]
 
 
