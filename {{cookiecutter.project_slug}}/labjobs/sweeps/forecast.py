@@ -155,7 +155,7 @@ class Forecast:
     def look(self) -> None:
         """Read what has been written by now."""
         found = [path for root in self._roots for path in root.glob(f"*/*/{layout.JOURNAL}")]
-        latest = nlargest(LATEST, found, key=_written)
+        latest = nlargest(LATEST, found, key=files.changed)
         self._paces: dict[str, list[Pace]] = {}
         for each in filter(None, (pace(path.parent) for path in latest)):
             self._paces.setdefault(each.script, []).append(each)
@@ -264,12 +264,6 @@ class Forecast:
                 heappush(free, ended[entry.job.id])
             found.append(max(free))
         return found
-
-
-def _written(path: Path) -> float:
-    with suppress(OSError):  # another process is moving it
-        return path.stat().st_mtime
-    return 0.0
 
 
 def _end(settings: Any) -> Span | None:
