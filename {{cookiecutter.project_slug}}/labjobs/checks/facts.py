@@ -3,7 +3,6 @@ bit, and what the code carries from step to step.
 """
 
 import ast
-import hashlib
 import inspect
 import pickle
 import random
@@ -31,6 +30,7 @@ from labjobs.data import trees
 from labjobs.data.batches import Batches, is_stream
 from labjobs.data.order import Sampler
 from labjobs.errors import JobError, SettingsError
+from labjobs.evidence.canonical import short
 from labjobs.job import journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Paused
@@ -127,23 +127,19 @@ def digest(value: Any, but: Container[int] = ()) -> str:
     """Return the digest of the leaves of nested values, except tensors at some addresses."""
     leaves = trees.leaves(value)
     left = [leaf for leaf in leaves if not (isinstance(leaf, Tensor) and _address(leaf) in but)]
-    return _short(repr([*map(_of_leaf, left)]).encode())
+    return short(repr([*map(_of_leaf, left)]).encode())
 
 
 def _of_leaf(leaf: Any) -> str:
     if isinstance(leaf, Tensor):
         data = leaf.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return _short(f"{leaf.dtype} {tuple(leaf.shape)} ".encode() + data)
+        return short(f"{leaf.dtype} {tuple(leaf.shape)} ".encode() + data)
     if isinstance(leaf, tuple):  # torch's PackedSequence
         return digest([*leaf])
     try:
-        return _short(pickle.dumps(leaf))
+        return short(pickle.dumps(leaf))
     except (pickle.PicklingError, TypeError, AttributeError):
         return type(leaf).__name__
-
-
-def _short(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def tensors(tree: Any) -> list[Tensor]:
