@@ -276,15 +276,12 @@ def jobs_command() -> int:
         module, _, name = COMMANDS[given.command].act.partition(".")
         act = getattr(import_module(f"labjobs.commands.{module}"), name)
         status: int = act(project, given) or exit_status.DONE
-    except SettingsError as error:
-        return leave(exit_status.WRONG, f"jobs.py: {error}")
-    except (JobError, ConnectionError) as error:
-        return leave(exit_status.FAILED, f"jobs.py: {error}")
+    except (SettingsError, JobError, ConnectionError) as error:
+        return leave(exit_status.of(error), f"jobs.py: {error}")
     except OSError as error:  # a full disk, a folder of another user
         return leave(exit_status.FAILED, f"jobs.py: {cause(error)}")
     except Interrupted as stop:
-        line = f"jobs.py: {given.command} was interrupted {stop}"
-        return leave(exit_status.SIGNALLED + stop.number, line)
+        return leave(exit_status.of(stop), f"jobs.py: {given.command} was interrupted {stop}")
     for problem in project.problems:
         leave(exit_status.FAILED, f"jobs.py: {problem}")
     return status
