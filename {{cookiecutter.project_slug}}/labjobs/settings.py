@@ -90,9 +90,7 @@ def value_at_start(metric: Metric, spec: Mapping[str, Any]) -> float | None:
 
 def as_plain(metrics: Mapping[str, Metric]) -> dict[str, Any]:
     """Return declarations as JSON can hold them."""
-    return {
-        name: asdict(metric) | {"range": list(metric.range)} for name, metric in metrics.items()
-    }
+    return {name: asdict(metric) for name, metric in metrics.items()}
 
 
 def from_plain(plain: Mapping[str, Any]) -> dict[str, Metric]:
