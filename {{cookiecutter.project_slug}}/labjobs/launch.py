@@ -159,7 +159,7 @@ class Following(Attempt):
         attempts.begin_with_inputs(folder.settings, folder.runs_root)
         assert self.processes
         notes = self._shared / data_evidence.of_process(self.processes.rank.number)
-        data_evidence.join((notes, self._places))
+        data_evidence.join(notes, self._places)
 
     def _open(self) -> None:
         self.folder.journal = Journal(self.folder.path, self.folder.runtime.log_every)

@@ -23,7 +23,6 @@ from copy import deepcopy
 from functools import partial
 from itertools import count, islice
 from multiprocessing.queues import Queue
-from pathlib import Path
 from typing import Any, cast
 from weakref import WeakValueDictionary, finalize
 
@@ -39,8 +38,7 @@ from labjobs.data.order import Collate, Order, Sampler, examples_at, tensors, un
 from labjobs.devices import SideStream, free_memory, runs_ahead
 from labjobs.distributed.ranks import ALONE, Rank
 from labjobs.errors import JobError, SettingsError, first_line
-from labjobs.job import data_evidence, terminal
-from labjobs.job.data_evidence import Places
+from labjobs.job import terminal
 from labjobs.machine import cores
 
 RESIDENT_FRACTION = 0.25  # of the device's free memory, that `auto` lets a dataset take at most
@@ -260,7 +258,7 @@ class Processes:
             persistent_workers=processes > 0,
             multiprocessing_context=_start_method() if processes else None,
             pin_memory=runs_ahead(device),
-            worker_init_fn=partial(_begin_to_read, data_evidence.of_job()),
+            worker_init_fn=_begin_to_read,
             generator=torch.Generator(),  # so that torch's own stream is left alone
         )
         self._loader: DataLoader[Read] | None = None
@@ -317,10 +315,9 @@ def _start_method() -> str | None:
     return "fork" if sys.platform == "linux" and chosen != "spawn" else chosen
 
 
-def _begin_to_read(job: tuple[Path, Places] | None, _worker: int) -> None:
-    """Record what is read, for the job, and ignore signals. Ctrl-C and Slurm's signals reach all
-    processes of the job, but the job needs this one until the end of a step."""
-    data_evidence.join(job)
+def _begin_to_read(_worker: int) -> None:
+    """Ignore signals. Ctrl-C and Slurm's signals reach all processes of the job, but the job needs
+    this one until the end of a step."""
     terminal.handle_signals(signal.SIG_IGN)
     Queue._on_queue_feeder_error = _unsent  # type: ignore[attr-defined]
     # If a pool's thread has forked this process, Python before 3.14 would have that wait for itself

@@ -318,7 +318,8 @@ class Reads:
     """
 
     def __init__(self, file: Path, places: Places, known: Entries | None = None) -> None:
-        self.joined_by, self.declared = (file, places), False
+        self.shared = (file, places.data_root, places.runs_root)  # what it takes to join
+        self.declared = False
         self._places, self._known = places, known or {}
         self._seen, self._made, self._recorded = set[str](), set[str](), set[str]()
         self.file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o664)
@@ -415,14 +416,16 @@ def begin(attempt: Path, places: Places, inputs: Iterable[Path]) -> None:
     for entry in (entry for each in inputs for entry in read_by(each).values()):
         os.write(notes.file, encoded(entry))
     _note_in(notes)
-    shared = (attempt / layout.DATA, places.data_root, places.runs_root)
-    os.environ[READS] = json.dumps([str(path.absolute()) for path in shared])
+
+
+READS = "LABJOBS_READS"  # tells the Python processes below a job what it records, as JSON
 
 
 def _note_in(notes: Reads) -> None:
     global _notes
     _hook()
     _notes = notes
+    os.environ[READS] = json.dumps([str(path.absolute()) for path in notes.shared])
     with aside():
         while _early:
             notes.note(*_early.pop(0))
@@ -473,28 +476,21 @@ def _replace_look(name: str) -> None:
             able.add(look)
 
 
-def of_job() -> tuple[Path, Places] | None:
-    """Return what another process of the job needs to join the recording, if there is one."""
-    return _notes.joined_by if _notes else None
-
-
-def join(of_job: tuple[Path, Places] | None) -> None:
-    """Record what this process reads for a job; a forked process does so already."""
-    if of_job and not _notes:
-        _note_in(Reads(*of_job))
-
-
-READS = "LABJOBS_READS"  # tells the Python processes below a job what it records, as JSON
+def join(file: Path, places: Places) -> None:
+    """Record what this process reads for a job, in a file; a forked process does so already."""
+    if not _notes:
+        _note_in(Reads(file, places))
 
 
 def join_by_environment() -> None:
     """Record what this process reads, if a job has started it in any way: as a program, or as a
-    worker of another library. The package's labjobs_reads.pth calls this when Python starts."""
+    worker that reads batches, or of a library. The package's labjobs_reads.pth calls this when
+    Python starts, or else the job's script, which a worker that is not a fork imports again."""
     of_engine = any(word.startswith("labjobs.") for word in sys.orig_argv)
     with suppress(OSError, ValueError, KeyError):  # no job has started it, or it has ended
         file, data_root, runs_root = map(Path, json.loads(os.environ[READS]))
         if file.exists() and not of_engine:
-            join((file, Places(data_root, runs_root)))
+            join(file, Places(data_root, runs_root))
 
 
 def declare(given: Iterable[str | os.PathLike[str]], places: Places, note: bool = True) -> None:
