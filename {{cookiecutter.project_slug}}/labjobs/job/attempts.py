@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labjobs import layout, locks
+from labjobs import files, layout, locks
 from labjobs.errors import JobError, SettingsError
 from labjobs.evidence.fingerprint import Fingerprint
 from labjobs.job import code_evidence, data_evidence, identity
@@ -38,8 +38,7 @@ def all_of(job: Path) -> list[Path]:
     """Return the folders of a job's attempts that have begun; the last is the one last written."""
 
     def last_written(attempt: Path) -> int:
-        files = (attempt / file for file in BEGUN)
-        return max(file.stat().st_mtime_ns for file in files if file.exists())
+        return max(files.changed(attempt / file) for file in BEGUN)
 
     try:
         return sorted(filter(begun, job.iterdir()), key=last_written)
