@@ -270,7 +270,7 @@ class Project:
             if folder.id != job.id:
                 raise SettingsError(f"with today's settings.py, it is another job, {folder.id}")
             job.folder = folder
-        except (SettingsError, ValueError) as error:  # ValueError: a rule in __post_init__
+        except SettingsError as error:
             job.problem = str(error)
         return job
 

@@ -253,10 +253,7 @@ def settings_of(job: str, runs_root: Path) -> Known | None:
     for attempt in reversed(all_of(runs_root / job)):
         if about := record_of(attempt, layout.SETTINGS):
             kind = identity.read(about["script"]).settings
-            try:
-                return identity.restore(kind, about["settings"]), about["script"]
-            except ValueError as error:  # a rule in __post_init__
-                raise SettingsError(str(error)) from error
+            return identity.restore(kind, about["settings"]), about["script"]
     return None
 
 

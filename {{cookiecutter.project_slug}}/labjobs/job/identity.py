@@ -126,7 +126,10 @@ def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
             raise SettingsError(line)
     for name, value in left.items():
         raise SettingsError(f"{name}={as_text(value)}: no longer a setting of this project")
-    return kind(**values)
+    try:
+        return kind(**values)
+    except ValueError as error:  # a rule in __post_init__
+        raise SettingsError(str(error)) from error
 
 
 # A project's identity: an id, made once, in a file that should be committed, so that clones share

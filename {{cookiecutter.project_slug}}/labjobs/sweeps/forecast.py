@@ -71,7 +71,7 @@ def pace(attempt: Path) -> Pace | None:
         return None
     try:
         settings = identity.restore(identity.read(about["script"]).settings, about["settings"])
-    except (LookupError, SettingsError, ValueError):
+    except (LookupError, SettingsError):
         return None
     of = ("seconds", "gpu_seconds", "joules")
     wall, gpu, joules = (sum(process.get(each, 0.0) for process in used) for each in of)

@@ -462,7 +462,7 @@ def chosen(
 def name_all(stored: Iterable[StoredJob]) -> None:
     """Register all jobs: each may be an input of others, even if it is not on this disk."""
     for job_id, job in {attempt["job_id"]: attempt for attempt in stored}.items():
-        with suppress(SettingsError, ValueError):  # settings of older code; a rule in __post_init__
+        with suppress(SettingsError):  # settings of older code
             kind = identity.read(script_of(job)).settings
             attempts.name_input(job_id, _settings_of(job, kind), script_of(job))
 
@@ -486,7 +486,7 @@ def _evidence(job: StoredJob, kind: type[Any]) -> Evidence:
     try:
         settings = _settings_of(job, kind)
         code = attempts.present_code(settings, script_of(job), folder.parent.parent)
-    except (SettingsError, ValueError) as error:
+    except SettingsError as error:
         return Evidence(str(error))
     return attempts.compare(folder, code, data_evidence.last_places(folder), tags)
 
