@@ -32,11 +32,10 @@ UNITS = {unit: 1024**power for power, unit in enumerate("KMGT", 1)}
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A cluster in cluster.toml, whose keys these are, except for the `flag` that chose it and the
-    last ones: how many jobs run at once, `at_most`; the seconds of a `piece` of a job, 0 if jobs
-    are not divided; and in how many `pieces` a job is submitted, if none puts itself back."""
+    """A cluster in cluster.toml, whose keys these are, except for the last ones: how many jobs run
+    at once, `at_most`; the seconds of a `piece` of a job, 0 if jobs are not divided; and in how
+    many `pieces` a job is submitted, if none puts itself back."""
 
-    flag: str = "--slurm"
     system: str = "slurm"
     partition: str = ""
     account: str = ""

@@ -146,12 +146,13 @@ def read(words: list[str]) -> tuple[Flags, Cluster | None]:
     piece = _seconds(flags.piece) if flags.piece else 0
     found = Cluster() if flags.slurm else cluster(flags.on)
     count, submits = flags.gpus_per_job, found.batch.submits
+    chosen_by = "--slurm" if flags.slurm else f"--on {flags.on}"
     if taken := _wrong("options", more, vars(found)):
         raise SettingsError(taken)
     if not shutil.which(submits):
-        raise SettingsError(f"{found.flag}: there is no {submits} on this machine")
+        raise SettingsError(f"{chosen_by}: there is no {submits} on this machine")
     if found.container and flags.hosts:
-        raise SettingsError(f"{found.flag}: its container is not for local and --hosts")
+        raise SettingsError(f"{chosen_by}: its container is not for local and --hosts")
     gpus, options = count if found.gpus or count > 1 else 0, [*found.options, *more]
     found = replace(found, gpus=gpus, options=options, at_most=flags.at_most)
     if piece:
@@ -176,7 +177,7 @@ def _seconds(piece: str) -> int:
 FILE = "cluster.toml"
 HOSTS, HOST_KEYS = "hosts", ("folder", "python")  # [hosts.gpu2], a table for a host of --hosts
 
-OWN = ("flag", "at_most", "piece", "pieces")  # what cluster.toml does not say
+OWN = ("at_most", "piece", "pieces")  # what cluster.toml does not say
 
 KEYS = {key: type(of) for key, of in vars(Cluster()).items() if key not in OWN}
 
@@ -211,7 +212,7 @@ def cluster(name: str) -> Cluster:
         for key, value in tables.get(name, {}).items():
             if wrong := _wrong(key, value, values):
                 raise SettingsError(f"{shown(path)}: [{name}] {key}: {wrong}")
-    return Cluster(flag=f"--on {name}", **values)
+    return Cluster(**values)
 
 
 def host(name: str) -> dict[str, str]:
