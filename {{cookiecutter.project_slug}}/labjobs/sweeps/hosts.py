@@ -119,8 +119,8 @@ class Host:
             content=(sweep / layout.TOKEN).read_text("utf-8"),
         )
         done = _ended([*SSH, self.name, f"exec sh -c {shlex.quote(script)}"])
-        if done.returncode:
-            return _problem(done)
+        if problem := _problem(done.returncode, done.stderr):
+            return problem
         has, _, project = done.stdout.strip().rpartition("\n")[2].partition(":")
         self.shared, self.folder = has == "all", Path(project, layout.SWEEPS, sweep.name)
         if not self.shared and (problem := self._bring(sweep / "code", has)):
@@ -149,7 +149,7 @@ class Host:
         left_out = [f"--exclude={name}" for name in secret]
         there = f"{self.name}:{self.folder}/code/"
         done = _ended(rsync("--copy-unsafe-links", *left_out, f"{code}/", there))
-        return _problem(done) if done.returncode else ""
+        return _problem(done.returncode, done.stderr)
 
     def _learn(self) -> str:
         """Ask for the places; the process that answers keeps the sweep's folder there."""
@@ -199,13 +199,13 @@ def _ended(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, stdin=subprocess.DEVNULL, **how)
 
 
-def _problem(done: "subprocess.CompletedProcess[str]") -> str:
-    """What a command that has failed says, in a line."""
-    lines = [
-        line for line in done.stderr.strip().splitlines() if not line.startswith("rsync error")
-    ]
+def _problem(status: int, said: str) -> str:
+    """What a command has said that failed, in a line; empty if its exit status is 0."""
+    if not status:
+        return ""
+    lines = [line for line in said.strip().splitlines() if not line.startswith("rsync error")]
     full = any(NO_SPACE in line for line in lines)
-    return DISK_IS_FULL if full else lines[-1] if lines else f"status {done.returncode}"
+    return DISK_IS_FULL if full else lines[-1] if lines else f"status {status}"
 
 
 def rsync(*words: str) -> list[str]:
@@ -376,8 +376,7 @@ class Session:
         finally:
             process.kill()
             said = process.communicate()[1].decode(errors="replace")
-        done = subprocess.CompletedProcess(words, process.returncode, "", said)
-        return _problem(done) if process.returncode else ""
+        return _problem(process.returncode, said)
 
 
 OF_A_MACHINE = ("CUDA_VISIBLE_DEVICES", PLACE, "JOBS_AT_ONCE", "OMP_NUM_THREADS", "COURIERS")
