@@ -224,7 +224,7 @@ def on_tasks(jobs: pd.DataFrame, most: int) -> dict[str, Comparison]:
     """Return the jobs of each task, by at most this many values of the same settings on all. Raises
     NoResults if there are no test results."""
     groups.having(jobs, shown(jobs).of("test").result)
-    (by,), metric = _distributed(jobs, [most], (), 0), shown(jobs)
+    (by,), metric = distributed(jobs, [most]), shown(jobs)
     found = groups.tasks(jobs)
     for own in found.values():  # so that the same name has the same meaning on all tasks
         own.attrs[groups.VALUES] = {n: groups.values_of(jobs, n) for n in jobs.attrs["settings"]}
@@ -281,7 +281,7 @@ def compare(
         raise NoResults(
             f"{' and '.join(found)} are different tasks, which are not compared; {cure}"
         )
-    parts = _distributed(jobs, most, along, needed)
+    parts = distributed(jobs, most, along, needed)
     by = [*along, *(name for part in parts for name in part)]
     rest, chosen, among = [name for name in groups.varied(jobs) if name not in by], "", ""
     if rest:
@@ -330,12 +330,13 @@ def by_median(jobs: pd.DataFrame, metric: Measured) -> str:
     return "" if lost.empty else f", ranked by the median with {whose} as the worst"
 
 
-def _distributed(
-    jobs: pd.DataFrame, most: Sequence[int], along: Sequence[str], needed: int
+def distributed(
+    jobs: pd.DataFrame, most: Sequence[int], along: Sequence[str] = (), needed: int = 0
 ) -> list[list[str]]:
-    """The settings that vary, except those along an axis, by the part that distinguishes them. One
-    that does not always count is named with what decides that, momentum with the optimizer, unless
-    parts are `needed`, as for axes."""
+    """Return the settings that vary, except those along an axis, by the part that distinguishes
+    them, which takes as many as have at most so many values together. One that does not always
+    count is named with what decides that, momentum with the optimizer, unless parts are `needed`,
+    as for axes."""
     nested = {*jobs.attrs.get("nested", ())}
     left = [name for name in groups.varied(jobs) if name not in along]
     left = _not_drawn(jobs, left, needed) if needed > 1 else left  # the axes of a map

@@ -389,10 +389,7 @@ def _with_results(tried: pd.DataFrame) -> pd.DataFrame:
 
 def _fitting(jobs: pd.DataFrame) -> list[str]:
     """As many of the settings that vary as MOST_ROWS allows, at least one."""
-    by: list[str] = []
-    for name in groups.varied(jobs):
-        if groups.combinations(jobs, [*by, name]) <= MOST_ROWS:
-            by.append(name)
+    (by,) = comparison.distributed(jobs, [MOST_ROWS])
     return by or groups.varied(jobs)[:1]
 
 
