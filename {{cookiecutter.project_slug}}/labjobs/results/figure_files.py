@@ -7,7 +7,6 @@ its figure: `\input` it.
 
 import json
 import unicodedata
-import warnings
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -105,10 +104,7 @@ def _draw(fig: "Figure", path: Path, about: dict[str, Any], file: BinaryIO) -> N
         options = {"pil_kwargs": {METADATA[kind]: source, "compression": "tiff_lzw"}}
     elif kind in TIMES:
         options["metadata"][TIMES[kind]] = None
-    with (
-        warnings.catch_warnings(action="ignore", category=UserWarning),  # print_check reports them
-        matplotlib.rc_context(AS_WRITTEN),
-    ):
+    with matplotlib.rc_context(AS_WRITTEN):
         fig.savefig(file, format=kind, **options)
 
 

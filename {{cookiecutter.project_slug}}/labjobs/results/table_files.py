@@ -5,7 +5,6 @@ the environment around it are the author's. `results.tex` has all cells by name,
 """
 
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -152,8 +151,7 @@ def _width(table: Table, venue: Venue) -> float:
     columns = [[table.corner, *rows]]
     for column, cells in zip(table.columns, zip(*rows.values(), strict=True), strict=True):
         columns.append([column.title, *(_markdown_cell(c).replace("**", "") for c in cells)])
-    with warnings.catch_warnings(action="ignore", category=UserWarning):
-        widths = [max(text.width(each, venue.text) for each in column) for column in columns]
+    widths = [max(text.width(each, venue.text) for each in column) for column in columns]
     return (sum(widths) + SPACE * (len(widths) - 1)) / 72
 
 
