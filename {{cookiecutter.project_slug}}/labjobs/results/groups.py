@@ -211,8 +211,6 @@ def fitting(jobs: pd.DataFrame, by: Sequence[str], wanted: Mapping[str, Any]) ->
 def of_mixed_evidence(jobs: pd.DataFrame) -> list[str]:
     """Return the ids of the repeats that differ in their code or their data: a mean over them would
     mix several programs."""
-    if "code" not in jobs:
-        return []
     names = [name for name in jobs.attrs["settings"] if name not in repeated(jobs)]
     mixed: list[str] = []
     for _, alike in jobs.astype(dict.fromkeys(names, str)).groupby(names, dropna=False):

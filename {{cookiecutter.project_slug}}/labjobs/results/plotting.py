@@ -424,7 +424,7 @@ def _about(jobs: pd.DataFrame) -> str:
     names = [*groups.with_role(jobs, "task"), *([MODEL] if MODEL in jobs else [])]
     same = [name for name in names if groups.combinations(jobs, [name]) == 1]
     said = [f"{style.setting(name)} {style.names(jobs[name])[jobs[name].iloc[0]]}" for name in same]
-    sizes = [*map(tables.sizes, jobs["job_folder"].map(str))] if "job_folder" in jobs else []
+    sizes = [*map(tables.sizes, jobs["job_folder"].map(str))]
     known = {part: [each[part] for each in sizes if part in each] for part in WORDS}
     each = [f"{groups.between(counts)} {WORDS[part]}" for part, counts in known.items() if counts]
     *most, last = each or [""]

@@ -460,8 +460,8 @@ def sizes(folder: str) -> dict[str, int]:
 def audits(jobs: pd.DataFrame) -> dict[str, str]:
     """Return what `jobs.py audit` found for jobs, `same` or `different`, by their ids; nothing for
     jobs that it has not run again, or whose folders are not on this machine."""
-    folders = jobs["job_folder"].map(str) if "job_folder" in jobs else [""] * len(jobs)
-    found = {str(job): _audit(folder) for job, folder in zip(jobs["job_id"], folders, strict=True)}
+    each = zip(jobs["job_id"], jobs["job_folder"], strict=True)
+    found = {str(job): _audit(str(folder)) for job, folder in each}
     return {job: status for job, status in found.items() if status}
 
 
