@@ -215,10 +215,9 @@ def ranking(
             if name in each:
                 n, found, label = len(each[name]), each[name], str(each[name].metric)
                 _mean(ax, row + up, found.interval, look, n > 1, label=label)
-                beside = np.full(n, row + up + 0.16)[: n if n > 1 else 0]
-                ax.plot(
-                    found.results[: len(beside)], beside, look.marker, color=look.colour, **OPEN
-                )
+                if n > 1:
+                    beside = np.full(n, row + up + 0.16)
+                    ax.plot(found.results, beside, look.marker, color=look.colour, **OPEN)
     set_rows(ax, rows, [len(samples.get(name, ())) for name in rows])
     ax.grid(axis="y", linewidth=0.3)
     if not any(each.metric.log for each in samples.values()):
