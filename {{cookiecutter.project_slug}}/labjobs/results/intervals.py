@@ -140,23 +140,19 @@ def fraction(found: Estimate, n: int) -> Interval:
     p, alike, half = float(found.mean), float(n), float(found.half())
     if half > 0:
         alike = p * (1 - p) * (special.stdtrit(n - 1, TAIL) / half) ** 2
-    low, high = fraction_ends(p * alike, alike)
+    _, low, high = of_counts(p * alike, alike)
     return Interval(p, float(low), float(high))
 
 
-def of_counts(counts: ArrayLike, n: int) -> Interval:
-    """Return each of some counts out of n as a fraction, with its exact 95 % binomial interval.
+def of_counts(counts: ArrayLike, n: float) -> Interval:
+    """Return each of some counts out of n as a fraction, with its exact 95 % binomial interval;
+    neither has to be a whole number.
 
     Source: Clopper and Pearson 1934, doi.org/10.1093/biomet/26.4.404.
     """
     k = np.asarray(counts)
-    return Interval(k / n, *fraction_ends(k, n))
-
-
-def fraction_ends(k: Any, n: float) -> tuple[Any, Any]:
-    """Return the ends of the binomial interval of k out of n; neither has to be a whole number."""
     low, high = special.betaincinv(k, n - k + 1, TAIL), special.betaincinv(k + 1, n - k, 1 - TAIL)
-    return np.nan_to_num(low, nan=0.0), np.nan_to_num(high, nan=1.0)
+    return Interval(k / n, np.nan_to_num(low, nan=0.0), np.nan_to_num(high, nan=1.0))
 
 
 RANKS = 200  # at how many ranks, at most, a band holds; between two of them it is as wide as there
