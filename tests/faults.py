@@ -301,7 +301,7 @@ def assert_nothing_torn(folder: Path) -> None:
     journal = folder / "metrics.jsonl"
     assert not list(folder.glob("*.part"))
     for path in folder.glob("*.pt"):
-        assert checkpoints.load(path, torch.device("cpu"))
+        assert checkpoints.load(path)
     for path in folder.glob("*.json"):
         json.loads(path.read_bytes())
     if journal.exists():  # there was space for it

@@ -27,7 +27,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     others = {"epoch": 3, "settings": {"lr": 0.1, "note": "é"}}
     checkpoints.save(tmp_path / "best.pt", {"model": weights, **others})
     nn.init.zeros_(model[0].weight)  # what was taken stays as it was
-    loaded = checkpoints.load(tmp_path / "best.pt", CPU)
+    loaded = checkpoints.load(tmp_path / "best.pt")
     for name, tensor in loaded.pop("model").items():
         assert torch.equal(tensor, weights[name])
     assert weights["0.weight"].all()
@@ -68,7 +68,7 @@ def test_what_can_be_read_again_is_plain(tmp_path):
     for content in PLAIN:
         checkpoints.check_plain(content)
         checkpoints.save(tmp_path / "a.pt", checkpoints.on_host({"content": content}))
-        assert checkpoints.load(tmp_path / "a.pt", CPU) == {"content": content}
+        assert checkpoints.load(tmp_path / "a.pt") == {"content": content}
     for said, each in OTHERS.items():
         for content in each:
             with pytest.raises(TypeError, match=f"^{said}$"):
@@ -80,11 +80,11 @@ def test_the_one_before_is_kept_under_its_name(tmp_path):
     (tmp_path / "last.pt.part").write_text("what a killed process left")
     for step in range(3):
         checkpoints.save(last, {"step": step}, previous)
-        assert checkpoints.load(last, CPU) == {"step": step}
+        assert checkpoints.load(last) == {"step": step}
         assert previous.exists() == (step > 0)
-    assert checkpoints.load(previous, CPU) == {"step": 1}
+    assert checkpoints.load(previous) == {"step": 1}
     checkpoints.save(last, {"step": 3})
-    assert checkpoints.load(previous, CPU) == {"step": 1}
+    assert checkpoints.load(previous) == {"step": 1}
     assert {file.name for file in tmp_path.iterdir()} == {"last.pt", "previous.pt"}
 
 
@@ -108,19 +108,19 @@ def test_any_other_byte_is_noticed(tmp_path):
     for content in flipped + cut:
         path.write_bytes(content)
         with pytest.raises(checkpoints.Damaged, match=r"^a.pt is damaged; give the same command"):
-            checkpoints.load(path, CPU)
+            checkpoints.load(path)
 
 
 def test_larger_ones_are_checked_to_their_end(tmp_path):
     path = tmp_path / "a.pt"
     checkpoints.save(path, {"w": torch.zeros(3 << 18)})
     assert path.stat().st_size > 3 << 20
-    checkpoints.load(path, CPU)
+    checkpoints.load(path)
     with path.open("r+b") as file:
         file.seek(5 << 19)
         file.write(b"x")
     with pytest.raises(checkpoints.Damaged):
-        checkpoints.load(path, CPU)
+        checkpoints.load(path)
 
 
 def test_a_disk_that_is_full_is_said_and_leaves_what_was_there(tmp_path):
@@ -132,7 +132,7 @@ def test_a_disk_that_is_full_is_said_and_leaves_what_was_there(tmp_path):
             checkpoints.save(path, {"w": torch.zeros(1 << 20)}, tmp_path / "previous.pt")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert checkpoints.load(path, CPU) == {"step": 1}
+    assert checkpoints.load(path) == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["a.pt"]
 
 
@@ -158,12 +158,12 @@ def test_a_checkpoint_with_code_in_it_is_refused_and_does_not_run(tmp_path):
     content = {"model": Code(f"touch '{tmp_path}/ran'")}
     torch.save(content, tmp_path / "plain.pt")
     with pytest.raises(checkpoints.Damaged):
-        checkpoints.load(tmp_path / "plain.pt", CPU)
+        checkpoints.load(tmp_path / "plain.pt")
     checkpoints.save(tmp_path / "sealed.pt", content)
     with pytest.raises(
         JobError, match=r"holds more than plain data and was not opened: delete it$"
     ):
-        checkpoints.load(tmp_path / "sealed.pt", CPU)
+        checkpoints.load(tmp_path / "sealed.pt")
     assert not (tmp_path / "ran").exists()
 
 
@@ -173,7 +173,7 @@ def test_a_failed_write_leaves_the_old_checkpoint_whole(tmp_path):
     for path in (old, new):
         with pytest.raises(Exception, match=r"pickle|local object"):
             checkpoints.save(path, {"model": torch.ones(1000), "hook": lambda: None})
-    assert checkpoints.load(old, CPU) == {"epoch": 1}
+    assert checkpoints.load(old) == {"epoch": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["old.pt"]
 
 

@@ -360,7 +360,7 @@ def _arrays(file: Path) -> dict[str, tuple[Any, ...]]:
 
         from labjobs.training import checkpoints
 
-        kept = tree_leaves_with_path(checkpoints.load(file, torch.device("cpu"))["models"])
+        kept = tree_leaves_with_path(checkpoints.load(file)["models"])
         found = {".".join(str(key).strip("[]'") for key in path): each for path, each in kept}
         return {
             name: (each.dtype, each.shape, each.reshape(-1).view(torch.uint8).numpy().tobytes())

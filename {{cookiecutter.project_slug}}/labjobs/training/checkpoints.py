@@ -90,18 +90,16 @@ def save(path: Path, content: dict[str, Any], previous: Path | None = None) -> N
         raise
 
 
-def load(path: Path, device: torch.device, mapped: bool = False) -> dict[str, Any]:
-    """Read what `save` wrote; if `mapped`, the file is not checked, and tensors are read when they
-    are used.
+def load(path: Path, mapped: bool = False) -> dict[str, Any]:
+    """Read what `save` wrote, onto the CPU; if `mapped`, the file is not checked, and tensors are
+    read when they are used.
 
     Raises Damaged for a file that is not whole or of another job, JobError for one that holds code.
     """
     if not mapped:
         _check_seal(path)
     try:
-        content: dict[str, Any] = torch.load(
-            path, map_location=device, mmap=mapped, weights_only=True
-        )
+        content: dict[str, Any] = torch.load(path, "cpu", mmap=mapped, weights_only=True)
     except pickle.UnpicklingError as error:
         raise JobError(
             f"{shown(path)} holds more than plain data and was not opened: delete it"
@@ -195,7 +193,6 @@ def _finite(weight: Any) -> bool:
 
 # What a training loop continues from, and what it has kept.
 
-CPU = torch.device("cpu")
 MB = 1e6
 SCHEMA = 1
 
@@ -276,7 +273,7 @@ class TrainingState:
         if self._shard:
             self._log_held()  # the others wait for process 0 here
             if not self._writes and (path := self._folder / layout.BEST).exists():
-                self.best = load(path, CPU, mapped=True)
+                self.best = load(path, mapped=True)
 
     def _log_held(self) -> None:
         """Say in the log how much of the weights and the optimizer's state each process holds."""
@@ -348,7 +345,7 @@ class TrainingState:
         for path in found:
             try:
                 # With --shard process 0 has checked it, and the others need their parts alone.
-                content = load(path, CPU, mapped=self._shard and not self._writes)
+                content = load(path, mapped=self._shard and not self._writes)
             except Damaged:
                 aside = path.replace(path.with_suffix(".damaged"))
                 log.warning("%s is damaged; it was put aside as %s", path.name, aside.name)
@@ -392,7 +389,7 @@ def best_weights(job_id: str, kind: type[S], runs_root: Path | None = None) -> B
     """
     attempt, evidence = attempt_to_load(job_id, runs_root)
     try:
-        kept = load(attempt / layout.BEST, CPU)
+        kept = load(attempt / layout.BEST)
     except Damaged as error:
         line = f"{shown(attempt / layout.BEST)} is damaged; --force makes the job start over"
         raise JobError(line) from error

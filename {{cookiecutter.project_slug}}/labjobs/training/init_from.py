@@ -295,7 +295,7 @@ class Beginning:
 
     def _opened(self, path: Path) -> dict[str, Any]:
         try:
-            return checkpoints.load(path, checkpoints.CPU)
+            return checkpoints.load(path)
         except Damaged as error:
             line = f"its {path.name} is damaged; run that job again with --force"
             raise JobError(f"{self._flag}: {line}") from error
