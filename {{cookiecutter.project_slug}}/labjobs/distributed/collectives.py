@@ -129,14 +129,9 @@ class Processes:
 _of_this_job = Processes()
 
 
-def added(sums: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """Return named pairs, added up over the processes of this job that have them."""
-    found: dict[str, tuple[float, float]] = {}
-    for each in _of_this_job.everyones(sums):
-        for name, (top, count) in each.items():
-            before = found.get(name, (0, 0))
-            found[name] = before[0] + top, before[1] + count
-    return found
+def everyones(value: Any) -> list[Any]:
+    """Return the values of all processes of this job, by their number."""
+    return _of_this_job.everyones(value)
 
 
 # Tensors of which each process of a job holds a part (--shard), in code that meets others as well.

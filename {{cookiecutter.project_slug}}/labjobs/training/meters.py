@@ -181,11 +181,11 @@ class Means:
             for index, value in zip(indices, made.tolist(), strict=True):
                 found[index] = value
         values = iter(found)
-        read: dict[str, Any] = {name: each.filled(values) for name, each in self._sums.items()}
-        return {
-            name: top / count if count else float("nan")
-            for name, (top, count) in collectives.added(read).items()
-        }
+        mine = [(name, *each.filled(values)) for name, each in self._sums.items()]
+        sums: Sums = {}
+        for name, total, count in chain.from_iterable(collectives.everyones(mine)):
+            _add(sums, name, total, count)
+        return {name: total / count if count else math.nan for name, (total, count) in sums.items()}
 
 
 POINTS = 1000  # points of a training curve that --log-every auto aims at
