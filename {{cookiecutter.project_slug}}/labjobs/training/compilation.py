@@ -548,7 +548,8 @@ class _Graph:
         self._graph.replay()
         if self._sums is not None:
             values = iter(self._sums.clone().unbind())
-            self._meter.add_sums((name, each.filled(values)) for name, each in self._measured)
+            for name, each in self._measured:
+                self._meter.add_sum(name, each.filled(values))
 
 
 def _form_of_leaf(leaf: Any) -> Any:

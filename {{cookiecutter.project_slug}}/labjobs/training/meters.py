@@ -8,7 +8,7 @@ holds finite weights only (checkpoints.py).
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import chain
@@ -262,27 +262,23 @@ class TrainMeter:
                 parts = each.tensors
                 if not self._begun or any(p.is_inference() or p._version for p in parts):
                     each = each.filled(part.clone() for part in parts)
-                self._add(name, each, parts)
+                self.add_sum(name, each)
             elif self._in_graph:
                 raise JobError(
                     f"job.log: {name} is a number of the host; log it outside of the step"
                 )
             elif name in self._declared:  # such as loss.item()
-                self._add(name, Sum(float(value), 1), [])
+                self.add_sum(name, Sum(float(value), 1))
             else:
                 self._numbers[name] = float(value)
 
-    def add_sums(self, sums: Iterable[NamedSum]) -> None:
-        """Add measurements of this step as sums, by name."""
-        for name, each in sums:
-            self._add(name, each, each.tensors)
-
-    def _add(self, name: str, measurement: Sum, tensors: Sequence[Tensor]) -> None:
+    def add_sum(self, name: str, measurement: Sum) -> None:
+        """Add a measurement of this step that is a sum."""
+        tensors = measurement.tensors
         if self._in_graph and not all(part.is_cuda for part in tensors):
             raise JobError(f"job.log: {name} is on the CPU; put it on the device")
         self._of_step.append((name, measurement))
-        for part in tensors:
-            self._values += part.numel()
+        self._values += sum(part.numel() for part in tensors)
 
     @contextmanager
     def adding(self, in_graph: bool = False) -> Iterator[list[NamedSum]]:
