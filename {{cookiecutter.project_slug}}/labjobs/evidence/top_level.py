@@ -190,7 +190,6 @@ FIELD = "dataclasses.field"  # tells its default of the class, too
 DATA = (
     *(ast.Constant, ast.Tuple, ast.List, ast.Set, ast.UnaryOp, ast.BinOp, ast.Subscript, ast.Slice),
     *(ast.JoinedStr, ast.FormattedValue, ast.keyword),
-    *(ast.expr_context, ast.operator, ast.unaryop),
 )
 
 DECORATE = words(
@@ -388,31 +387,20 @@ class Effects:
 
     def _is_data(self, module: Module, node: ast.AST, depth: int = 0) -> bool:
         """Whether an expression consists of numbers, texts and names for these."""
-
-        def below(inner: ast.AST) -> list[ast.AST]:
-            """Return the parts of a node that may be something else."""
-            match inner:
-                case ast.Name() | ast.Attribute():
-                    return []
-                case ast.Call(func=function):
-                    return [part for part in children(inner) if part is not function]
-            return children(inner)
-
-        for inner in everywhere(node, below):
-            match inner:
-                case ast.Call(func=function):
-                    is_datum = self._path(module, function) in TAKE_DATA
-                case ast.Name() | ast.Attribute() if path := self._path(module, inner):
-                    is_datum = path.startswith(("math.", "torch.", "numpy.", "string."))
-                case ast.Name() | ast.Attribute():
-                    is_datum = self._is_constant(module, inner, depth)
-                case ast.Dict(keys=keys):
-                    is_datum = all(keys)
-                case _:
-                    is_datum = isinstance(inner, DATA)
-            if not is_datum:
-                return False
-        return True
+        parts = children(node)
+        match node:
+            case ast.Call(func=function):
+                is_datum = self._path(module, function) in TAKE_DATA
+                parts = [part for part in parts if part is not function]
+            case ast.Name() | ast.Attribute() if path := self._path(module, node):
+                return path.startswith(("math.", "torch.", "numpy.", "string."))
+            case ast.Name() | ast.Attribute():
+                return self._is_constant(module, node, depth)
+            case ast.Dict(keys=keys):
+                is_datum = all(keys)
+            case _:
+                is_datum = isinstance(node, DATA)
+        return is_datum and all(self._is_data(module, part, depth) for part in parts)
 
     def _is_constant(self, module: Module, node: ast.expr, depth: int) -> bool:
         """Whether a name of the project stands for data that nothing changes."""
