@@ -496,10 +496,10 @@ class Symbols:
         alias = module.alias(chain[0], owner.bound[chain[0]])
         return self.of_import(*alias, names) if alias else None
 
-    def path_of(self, module: Module, node: ast.AST) -> str:
+    def path_of(self, module: Module, node: ast.AST, scope: Scope | None = None) -> str:
         """Return the dotted path of what a node names outside of the project, else nothing."""
-        chain = chain_of(node)
-        return self.resolve(module, chain).path if chain else ""
+        target = self.within(module, scope, chain_of(node))
+        return target.path if target else ""
 
     def definition(self, module: Module, node: ast.AST) -> tuple[Module, str] | None:
         """Return the definition of the project that an expression `a.b` names, and its module."""

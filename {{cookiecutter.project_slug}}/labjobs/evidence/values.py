@@ -276,8 +276,7 @@ class Values:
             case ast.Attribute(attr=name):
                 return name.startswith("__")
             case ast.Call(func=function, keywords=keywords):
-                target = self._symbols.within(place.module, place.scope, chain_of(function))
-                if path := target.path if target else "":
+                if path := self._symbols.path_of(place.module, function, place.scope):
                     is_kept = any(k.arg == "file" for k in keywords)
                     is_kept |= "redirect_stdout" in self._mentioned
                     is_shown = path == "print" and is_kept
@@ -296,10 +295,6 @@ class Values:
         is_one = isinstance(place.node, ast.Attribute) and self._fields.get(name)
         return name if is_one and self.keys(place) == frozenset([Key("setting", name)]) else ""
 
-    def _owner(self, name: str, scope: Scope | None) -> Scope | None:
-        """Return the function whose variable a name is, unless another one may set it."""
-        return scope.owner(name) if scope and name not in self._shared else None
-
     def keys(self, place: Place) -> Keys:
         """Return what the value of an expression can be, if it is a constant, the job, its settings
         or one of these, or a variable or parameter that never has another value."""
@@ -313,8 +308,9 @@ class Values:
                     return SETTINGS
                 if found == SETTINGS and name in self._fields:
                     return frozenset([Key("setting", name)])
-            case ast.Name(id=name) if owner := self._owner(name, scope):
-                return self._traced(name, owner, module)
+            case ast.Name(id=name) if scope and name not in self._shared:  # no other code sets it
+                owner = scope.owner(name)
+                return self._traced(name, owner, module) if owner else None
         return None
 
     def _traced(self, name: str, owner: Scope, module: Module) -> Keys:
@@ -411,9 +407,8 @@ class Values:
 
     def _is_given_away(self, call: Place, names: set[str]) -> bool:
         """Whether a library is given one of some functions, and may call it with anything."""
-        target = self._symbols.within(call.module, call.scope, chain_of(call.node.func))
+        path = self._symbols.path_of(call.module, call.node.func, call.scope)
         given = [*call.node.args, *(keyword.value for keyword in call.node.keywords)]
-        path = target.path if target else ""
         is_library = bool(path) and not path.startswith("labjobs.")
         return is_library and any(isinstance(each, ast.Name) and each.id in names for each in given)
 
