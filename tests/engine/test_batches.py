@@ -1,7 +1,7 @@
 """Which examples make up which batch, in which order, and what a batch may hold."""
 
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
@@ -70,10 +70,16 @@ def test_an_epoch_can_begin_at_any_batch(loader, done):
     batches.close()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pair:
+    """With a rule for its fields, and one that follows from others."""
+
     left: Tensor
     right: Tensor
+    same: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "same", self.left.eq(self.right))
 
 
 Point = namedtuple("Point", "x y")

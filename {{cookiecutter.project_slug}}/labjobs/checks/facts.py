@@ -144,7 +144,8 @@ def _of_leaf(leaf: Any) -> str:
 
 def tensors(tree: Any) -> list[Tensor]:
     """Return the tensors in nested values."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    each = tree_leaves(trees.leaves(tree))  # torch's own do not enter dataclasses
+    return [leaf for leaf in each if isinstance(leaf, Tensor)]
 
 
 def _address(tensor: Tensor) -> int:

@@ -1,7 +1,8 @@
 """Batches of any shape: tuples, lists, dicts and dataclasses, nested in any way, of tensors."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from copy import copy
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -19,10 +20,11 @@ def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     if isinstance(tree, Mapping):
         return {key: mapped(function, *(each[key] for each in trees)) for key in tree}
     if is_dataclass(tree) and not isinstance(tree, type):
-        names = [field.name for field in fields(tree)]
-        return replace(
-            tree, **{n: mapped(function, *(getattr(each, n) for each in trees)) for n in names}
-        )
+        made = copy(tree)  # what its __post_init__ asks of values need not hold for what is made
+        for name in (field.name for field in fields(tree)):
+            new = mapped(function, *(getattr(each, name) for each in trees))
+            object.__setattr__(made, name, new)  # it may be frozen
+        return made
     if isinstance(tree, tuple | list) and not hasattr(tree, "to"):
         parts = [mapped(function, *each) for each in zip(*trees, strict=True)]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)  # a namedtuple
