@@ -5,8 +5,10 @@ import hashlib
 import os
 import resource
 import stat
+import threading
 import zipfile
 from collections import OrderedDict
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -109,6 +111,18 @@ def test_any_other_byte_is_noticed(tmp_path):
         path.write_bytes(content)
         with pytest.raises(checkpoints.Damaged, match=r"^a.pt is damaged; give the same command"):
             checkpoints.load(path)
+
+
+def test_of_several_that_wait_the_newest_is_written_after_what_comes_first(tmp_path):
+    writer, last, gate, seen = checkpoints.Writer(), tmp_path / "last.pt", threading.Event(), []
+    writer.write(tmp_path / "best.pt", {}, {}, first=partial(gate.wait, 60))
+    for step in (1, 2):
+        note = partial(lambda step: seen.append((step, last.exists())), step)
+        writer.write(last, {"step": step}, {}, first=note)
+    gate.set()
+    writer.close()
+    assert seen == [(2, False)]
+    assert checkpoints.load(last) == {"step": 2}
 
 
 def test_larger_ones_are_checked_to_their_end(tmp_path):

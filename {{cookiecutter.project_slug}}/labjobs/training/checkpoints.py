@@ -145,26 +145,23 @@ class Writer:
         while self._tasks and self._tasks[0].done():
             self._tasks.popleft().result()
 
-    def act(self, task: Callable[[], None]) -> Future[None]:
-        """Queue something to be done after what is being written."""
-        self._tasks.append(self._thread.submit(task))
-        return self._tasks[-1]
-
     def write(
         self,
         path: Path,
         content: dict[str, Any],
         models: Mapping[str, Mapping[str, Any]],
         previous: Path | None = None,
+        first: Callable[[], object] = lambda: None,
     ) -> Future[None]:
-        """Have a checkpoint written; see `save`.
+        """Have a checkpoint written; see `save`. Its thread calls `first` before.
 
         If the weights of one of the `models` in it are not finite, nothing is written, and the next
         call raises Diverged.
         """
         self.check()
-        self._waiting[path] = content, models, previous
-        return self.act(partial(self._write_newest, path))
+        self._waiting[path] = content, models, previous, first
+        self._tasks.append(self._thread.submit(self._write_newest, path))
+        return self._tasks[-1]
 
     def close(self) -> None:
         """Return once everything is written. Raises what a write raised."""
@@ -174,12 +171,13 @@ class Writer:
     def _write_newest(self, path: Path) -> None:
         if path not in self._waiting:
             return
-        content, models, previous = self._waiting.pop(path)
+        content, models, previous, first = self._waiting.pop(path)
         for model, weights in models.items():
             if bad := [name for name, weight in weights.items() if not _finite(weight)]:
                 raise Diverged(
                     f"weights of {model} are no longer finite ({bad[0]}); {Diverged.CURE}"
                 )
+        first()
         save(path, content, previous)
 
 
@@ -250,11 +248,11 @@ class TrainingState:
             return
         content |= {"best": self.best, "lines": self._journal.mark}
         self._journal.flush()
-        self._writer.act(self._journal.sync)  # no checkpoint is ahead of the journal
         models = [name for name, part in self._parts.items() if isinstance(part, nn.Module)]
         finite = {name: content["parts"][name] for name in models}
         last, previous = self._folder / layout.LAST, self._folder / layout.PREVIOUS
-        self._last = self._writer.write(last, content, finite, previous)
+        sync = self._journal.sync  # no checkpoint is ahead of the journal
+        self._last = self._writer.write(last, content, finite, previous, sync)
         self._saved = time.monotonic()
 
     def keep_best(self, content: dict[str, Any]) -> None:
