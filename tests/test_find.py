@@ -1,6 +1,7 @@
 """`python jobs.py find …` in a project that was changed: jobs with ids, measured once."""
 
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -78,6 +79,8 @@ def test_a_learning_rate_is_found_once(changed):
     assert answer["suggestion"] == {"learning_rate": rate}
     assert [row["seed"] for row in answer["rows"]] == [0, 1]
     assert {path.name for path in (changed.root / "runs").iterdir()} >= {*answer["jobs"]}
+    listed = changed.do("python", "jobs.py", "list").stdout
+    assert len(re.findall(r"paused .*\[find lr\]", listed)) == 2
 
 
 @pytest.mark.full

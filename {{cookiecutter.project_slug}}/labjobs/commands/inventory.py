@@ -26,7 +26,7 @@ from labjobs.cli import flags
 from labjobs.cli.flags import as_plain, as_text
 from labjobs.errors import JobError, SettingsError, cause, did_you_mean, require_known
 from labjobs.files import PROJECT, changed, json_of, read_record, shown
-from labjobs.job import attempts, code_evidence, identity, journal
+from labjobs.job import attempts, code_evidence, identity, journal, runtime
 from labjobs.job.attempts import Evidence
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import as_command, restore
@@ -449,6 +449,8 @@ def _row(project: Project, job: Job, full: bool, test: bool) -> dict[str, Any]:
     counts only if it is to be `full`, since reading journals takes long."""
     state, about = job.state(project.view)
     latest = job.latest
+    if state == "paused" and latest:  # perhaps for good, by `find lr`
+        about = journal.tag_of(latest, runtime.TAG).partition(";")[0] or about
     outcome = journal.record_of(latest, layout.OUTCOME) if latest else {}
     finished = outcome.get("status") == "finished"
     found: dict[str, Any] = {"ended": 0.0, "result": "", "metrics": {}, "problem": "", "audit": {}}

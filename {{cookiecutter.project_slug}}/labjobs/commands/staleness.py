@@ -26,7 +26,7 @@ from labjobs.job import attempts, code_evidence, data_evidence, provenance
 from labjobs.job.code_evidence import Accepted
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import identity, inputs
-from labjobs.job.terminal import counted, leave
+from labjobs.job.terminal import Interruption, counted, leave
 from labjobs.privacy import scrub
 from labjobs.tracking import mlflow_store
 
@@ -261,10 +261,13 @@ def _proofs(jobs: Sequence[JobFolder[Any]], verify: bool) -> dict[Codes, dict[st
     for job in sorted(jobs, key=lambda job: bool(inputs(job.settings))):  # those without, first
         alike.setdefault(_codes(job), []).append(job)
     found: dict[Codes, dict[str, str]] = {codes: {} for codes in alike}
+    chosen = [(codes, job) for codes in alike if verify for job in _chosen(alike[codes])]
+    if chosen:
+        Interruption().listen()
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a courier may still write
-        for codes, group in alike.items() if verify else ():
-            for job in _chosen(group):
-                found[codes][job.id] = _verified(job, len(group), Path(folder))
+        for number, (codes, job) in enumerate(chosen, start=1):
+            print(f"replaying job {job.id} ({number} of {len(chosen)}): {job.name}", flush=True)
+            found[codes][job.id] = _verified(job, len(alike[codes]), Path(folder))
     for (old, new), proof in found.items():
         others = [found.get((each, new), {}) for each in code_evidence.same(old)]
         if "" not in proof.values() and any("" in other.values() for other in others):
@@ -417,7 +420,6 @@ def _verified(job: JobFolder[Any], alike: int, folder: Path) -> str:
     """How far a job was replayed with the same bits; empty if they are others, or if it cannot be
     replayed: then nothing is accepted of the jobs, as many as are `alike`, that have its code."""
     assert job.latest
-    print(f"replaying job {job.id}: {job.name}", flush=True)
     try:
         before = Recorded(job.latest)
         short = all(seconds <= SHORT for seconds in before.evaluated.values())
