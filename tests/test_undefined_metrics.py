@@ -45,3 +45,7 @@ def test_a_search_by_it_says_so(unsure, tmp_path):
     done = project.do("bash", "run.sh")
     assert done.returncode == 2
     assert "confirm: no finished job has a finite best_val_sureness" in done.stderr
+    drawn = project.do("python", "plot.py", "--format", "png")
+    assert "Traceback" not in drawn.stderr
+    assert drawn.stderr.startswith("left out learning-curves, ranking, differences,")
+    assert "no finished job has a finite best_val_sureness" in drawn.stderr
