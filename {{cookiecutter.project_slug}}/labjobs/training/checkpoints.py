@@ -99,7 +99,9 @@ def load(path: Path, mapped: bool = False) -> dict[str, Any]:
     if not mapped:
         _check_seal(path)
     try:
-        content: dict[str, Any] = torch.load(path, "cpu", mmap=mapped, weights_only=True)
+        content: dict[str, Any] = torch.load(
+            path, map_location="cpu", mmap=mapped, weights_only=True
+        )
     except pickle.UnpicklingError as error:
         raise JobError(
             f"{shown(path)} holds more than plain data and was not opened: delete it"
