@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from labjobs.errors import JobError, SettingsError
+from labjobs.errors import JobError, SettingsError, cause
 from labjobs.files import CODE, ENGINE
 
 TRACED = re.compile(r'^ *File "(.+)", line (\d+)', re.M)  # a line of a trace, as text
@@ -59,6 +59,12 @@ def fault(error: BaseException) -> Place | None:
     """Return the line of the student's code that caused an error; None if the error's text already
     says what to do, or if there is no such line."""
     return None if isinstance(error, SettingsError | JobError) else reached(error)
+
+
+def described(error: Exception) -> str:
+    """Return an error in one line, with the line of the student's code that it comes from."""
+    at = fault(error)
+    return f"{cause(error)} ({at})" if at else cause(error)
 
 
 def words_of(file: Path) -> Iterator[str]:

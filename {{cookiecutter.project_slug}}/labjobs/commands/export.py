@@ -30,7 +30,7 @@ from labjobs.errors import JobError, SettingsError, first_line
 from labjobs.files import PROJECT, json_of, shown, write_json, write_text
 from labjobs.job import attempts, journal
 from labjobs.job.terminal import Interruption, leave
-from labjobs.sweeps.grid import described
+from labjobs.sources import described
 from labjobs.training import checkpoints
 
 MODEL, WEIGHTS, ABOUT, README = "model.pt2", "weights.safetensors", "job.json", "README.md"

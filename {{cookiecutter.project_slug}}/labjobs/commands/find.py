@@ -277,9 +277,9 @@ def _find_lr(job: JobFolder[Any], name: str, given: Namespace, trials: Trials) -
         rows.append({"job": trials.jobs[-1], "seed": seed, "steps": len(points)})
         curves.append([point[loss] for point in points])
     for row, losses in zip(rows, _until_breakdown(len(rates), curves), strict=True):
-        lowest = int(losses.argmin()) if len(losses) else None
-        row[f"lowest {loss}"] = None if lowest is None else float(losses[lowest])
-        row[f"at {name}"] = None if lowest is None else rates[lowest]
+        if len(losses):
+            row[f"lowest {loss}"] = float(losses.min())
+            row[f"at {name}"] = rates[int(losses.argmin())]
     return *valley(rates, curves), rows
 
 

@@ -306,9 +306,10 @@ def compare(
             chosen += f"{median}{_named(best)}."
         else:
             chosen = f" The jobs differ in {settings(rest)} as well."
+    ranked_by = metric or chooser(jobs)
     if metric is None:
-        groups.having(jobs, shown(jobs).result)
-    ranked_by, metric = metric or chooser(jobs), metric or shown(jobs)
+        metric = shown(jobs)
+        groups.having(jobs, metric.result)
     return Comparison(jobs, metric, parts, [*along], ranked_by, chosen, among)
 
 
@@ -333,10 +334,10 @@ def by_median(jobs: pd.DataFrame, metric: Measured) -> str:
 def distributed(
     jobs: pd.DataFrame, most: Sequence[int], along: Sequence[str] = (), needed: int = 0
 ) -> list[list[str]]:
-    """Return the settings that vary, except those along an axis, by the part that distinguishes
-    them, which takes as many as have at most so many values together. One that does not always
-    count is named with what decides that, momentum with the optimizer, unless parts are `needed`,
-    as for axes."""
+    """Return the settings that vary, except those along an axis, for each part of a figure: those
+    that it distinguishes, which together have at most as many values as `most` says for it. A
+    setting that does not always count, such as momentum, goes with the one that decides this, such
+    as the optimizer, unless parts are `needed`, as for axes."""
     nested = {*jobs.attrs.get("nested", ())}
     left = [name for name in groups.varied(jobs) if name not in along]
     left = _not_drawn(jobs, left, needed) if needed > 1 else left  # the axes of a map

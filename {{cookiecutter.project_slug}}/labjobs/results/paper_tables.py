@@ -446,9 +446,8 @@ def _scaled(found: Interval, each: Sample) -> Interval:
 def _lost(tried: pd.DataFrame, n: int) -> Cell | None:
     """A cell in place of a mean: what became of jobs without which it would be too good, or of all
     jobs, if none of them has a result."""
-    states = Counter(
-        tried["state"].replace("paused or interrupted", "unfinished")
-    )  # columns are narrow
+    # Short, since it may stand in several columns.
+    states = Counter(tried["state"].replace("paused or interrupted", "unfinished"))
     states["no result"] = states.pop("finished", 0) - n
     lost = [state for state in (LOST if n else states) if states[state]]
     each = [f"{states[state]}/{len(tried)} {state}" for state in lost]

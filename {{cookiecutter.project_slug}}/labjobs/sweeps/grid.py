@@ -22,14 +22,14 @@ from typing import Any, BinaryIO
 from labjobs import exit_status, files, layout
 from labjobs.cli import parser
 from labjobs.cli.flags import as_text, option
-from labjobs.errors import SettingsError, cause
+from labjobs.errors import SettingsError
 from labjobs.files import shown
 from labjobs.job import identity, journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import counted, leave
 from labjobs.settings import Span
-from labjobs.sources import fault
+from labjobs.sources import described
 from labjobs.sweeps import messages, proposals, search
 from labjobs.sweeps.search import Bracket, Halving, read_halving
 
@@ -218,12 +218,6 @@ def each(entries: Sequence[Entry], act: Callable[[Entry], object]) -> None:
         leave(exit_status.WRONG, f"{job}: {said}{alike}")
     if count := sum(map(len, wrong.values())):
         raise SettingsError(f"{count} of {len(entries)} jobs are wrong; nothing was started")
-
-
-def described(error: Exception) -> str:
-    """Return an error in one line, with the line of the student's code that it comes from."""
-    place = fault(error)
-    return f"{cause(error)} ({place})" if place else cause(error)
 
 
 def _entries(words: Iterator[str]) -> Iterator[Entry]:

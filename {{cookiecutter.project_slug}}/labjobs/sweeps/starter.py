@@ -23,7 +23,7 @@ from labjobs.files import CODE, ENGINE, PROJECT
 from labjobs.fork_server import LOST, Process, Server
 from labjobs.job import identity, provenance
 from labjobs.job.terminal import leave
-from labjobs.sources import unread
+from labjobs.sources import described, unread
 from labjobs.sweeps import containers, grid
 from labjobs.sweeps.grid import Entry
 from labjobs.tracking import courier
@@ -231,7 +231,7 @@ def _imported(script: str) -> ModuleType:
     try:
         return import_module(script)
     except Exception as error:
-        text = f"{script}.py cannot be imported: {grid.described(error)}; nothing was started"
+        text = f"{script}.py cannot be imported: {described(error)}; nothing was started"
         raise SettingsError(text) from error
 
 

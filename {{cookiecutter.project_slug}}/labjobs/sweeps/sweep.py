@@ -27,6 +27,7 @@ from labjobs.files import PROJECT
 from labjobs.job import attempts, identity, provenance, terminal
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import leave
+from labjobs.sources import described
 from labjobs.sweeps import arrays, gpus, grid, messages, proposals, search, states
 from labjobs.sweeps.clusters import Cluster
 from labjobs.sweeps.forecast import Budget, Forecast
@@ -357,7 +358,7 @@ def _read_jobs(entries: list[Entry]) -> None:
         except SettingsError:  # reported for each of its jobs
             continue
         except Exception as error:
-            raise SettingsError(grid.described(error)) from error
+            raise SettingsError(described(error)) from error
         settings_flags(script.settings)  # a mistake in settings.py is reported only once
         settings.check(script.metrics)
     grid.each(entries, Entry.read)
