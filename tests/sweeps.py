@@ -51,8 +51,6 @@ else:
     script = Path(sys.argv[0]).stem
     job = JobFolder(*parse(Settings, Runtime, sys.argv[1:]), {}, script)
     note = json.loads(job.settings.note or "{}")
-    if job.outcome().get("status") == "finished":
-        sys.exit(0)
     try:
         attempts.check_inputs(job.settings, job.runs_root)
     except JobError as error:
@@ -64,6 +62,8 @@ else:
     except JobError as error:
         print(job.label, error)
         sys.exit(4)
+    if job.outcome().get("status") == "finished":
+        sys.exit(0)
     job.open()
     job.journal.metrics(2, {"elapsed_seconds": 4.0}, of=12)
     job.journal.flush()

@@ -90,3 +90,28 @@ def test_of_two_that_start_at_once_one_gives_way(project, jobs, tmp_path):
     assert status == "RUNNING" and winner.poll() is None
     folder = project.ask("SELECT value FROM tags WHERE run_uuid = ? AND key = 'job_folder'", run)
     assert folder == [(str(place.folder(job_id)),)]
+
+
+OVERTAKEN = """
+import runpy, subprocess, sys
+from labjobs.job.folder import JobFolder
+make = JobFolder.make
+def late(job):
+    subprocess.run([sys.executable, *sys.argv], check=True)
+    make(job)
+JobFolder.make = late
+sys.argv[0] = "run.py"
+runpy.run_path("run.py", run_name="__main__")
+"""
+"""Has another process do the job between this one's look at it and its lock."""
+
+
+def test_a_job_that_another_process_finishes_meanwhile_is_not_done_again(project):
+    flags = ("--epochs", "1", "--batch-size", "256", "--note", "overtaken")
+    both = project.do("python", "-c", OVERTAKEN, *flags)
+    assert (both.returncode, both.stderr) == (0, "")
+    *_, first, again = both.stdout.splitlines()
+    assert " finished: best_val_loss " in first
+    assert again == first.replace("finished", "already finished")
+    log = (project.folder(again.split()[1]) / "log.txt").read_text()
+    assert log.count("epoch 1/1") == 1

@@ -81,12 +81,15 @@ class Attempt:
         identity.share_with_group(folder.runtime.runs_root)
         known = stored_jobs.known(mlflow_client.experiment_name())
         self._store_is_away = known.problem
+        before = folder.outcome()
         if not folder.runtime.force:
             self._leave_if_over(known)
         attempts.begin_with_inputs(folder.settings, folder.runs_root)
         folder.make()
         identity.project_id()  # makes it, unless the job has been refused by now
         folder.take()
+        if not folder.runtime.force and folder.outcome() != before:  # its owner has just ended it
+            self._leave_if_over(known)
         if host := known.host(folder, folder.owner):
             line = f"is running already (on {host}, says the tracking store)"
             retry = f"if it is not, try again in {LEASE:.0f} s"

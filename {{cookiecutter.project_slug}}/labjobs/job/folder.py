@@ -43,6 +43,8 @@ class JobFolder(Generic[S]):
     `journal` is there once it is open."""
 
     journal: Journal
+    owner = ""
+    """Which process owns the attempt, once this one does."""
     trained: Mapping[str, Any] = {}
     """What outcome.json says of how long the job has trained, once it has."""
 
@@ -166,6 +168,8 @@ class JobFolder(Generic[S]):
 
     def take(self) -> None:
         """Become the job's owner on this disk; raises Elsewhere if another process is."""
+        if self.owner:
+            return
         lock = locks.take(self.path / layout.LOCK)
         if lock is None:
             held = read_record(self.path / layout.LOCK)
