@@ -89,7 +89,7 @@ record its commit:""",
     Run("git init -q -b main && git add -A && git commit -qm 'A new project'", 0),
     "## Run one job",
     Run("python run.py --epochs 5"),
-    """The last line has the job's id and its results on test data. The id is computed from the
+    """The last line has the job's id and its validation results. The id is computed from the
 settings, so the same command is the same job:""",
     Run("python run.py --epochs 5"),
     "A wrong flag is refused before anything starts:",

@@ -5,8 +5,9 @@
     python run.py --dataset cifar10 --model resnet18 --augment crop-flip --precision bf16
     python run.py --help
 
-A job is identified by its settings: run again with the same ones, it continues where it was
-interrupted, or says that it has finished. Its files are in runs/<job id>/, its metrics in MLflow.
+A job is identified by its settings. If you run it again with the same ones, it continues where it
+was interrupted, or says that it has finished. Its files are in runs/<job id>/, its metrics in
+MLflow.
 """
 
 import sys
@@ -36,7 +37,7 @@ def forward(
     """Return the mean loss, and measurements by name: a value for each example.
 
     Runs under autocast; with --compile it is compiled together with the model. In evaluation the
-    predicted classes come along, which evaluate() takes out.
+    measurements include the predicted classes, which evaluate() takes out.
     """
     inputs, labels = batch
     logits = model(inputs).float()
@@ -134,7 +135,7 @@ def evaluate(
 
 
 def main(job: Job[Settings]) -> Metrics:
-    """Train, and return the test results of the best weights; the test data has no other use."""
+    """Train, and return the test results of the best weights, the only use of the test data."""
     model, batches, val, test = load(job)
     job.init(model=model)  # --init-from
     model.to(job.device)

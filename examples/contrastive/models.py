@@ -45,7 +45,7 @@ def make(settings: Settings, spec: Spec) -> "Contrastive":
 
 
 def example_input(settings: Settings, spec: Spec, examples: int) -> Tensor:
-    """Return random inputs of the network, as many as asked for; to export it (docs/export.md)."""
+    """Return random inputs of the network, as many as asked for; for `jobs.py export-model`."""
     return torch.randint(256, (examples, *spec.shape), dtype=torch.uint8)
 
 

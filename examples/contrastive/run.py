@@ -5,8 +5,9 @@
     python run.py --dataset cifar10 --model resnet18 --augment crop-flip-colour --batch-size 512
     python run.py --help
 
-A job is identified by its settings: run again with the same ones, it continues where it was
-interrupted, or says that it has finished. Its files are in runs/<job id>/, its metrics in MLflow.
+A job is identified by its settings. If you run it again with the same ones, it continues where it
+was interrupted, or says that it has finished. Its files are in runs/<job id>/, its metrics in
+MLflow.
 """
 
 import math

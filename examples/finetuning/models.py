@@ -75,7 +75,7 @@ def make(settings: Settings, spec: Spec) -> Classifier:
 
 
 def example_input(settings: Settings, spec: Spec, examples: int) -> tuple[Tensor, Tensor]:
-    """Return this many random inputs for the network, to export it (docs/export.md)."""
+    """Return this many random inputs for the network, for `jobs.py export-model`."""
     vocabulary = int(json.loads(spec.config)["vocab_size"])
     tokens = torch.randint(vocabulary, (examples, settings.max_tokens))
     return tokens, torch.ones_like(tokens)

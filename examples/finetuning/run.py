@@ -5,8 +5,9 @@
     python run.py --dataset files --model bert-base-uncased --lr 3e-5 --head-lr 1e-3
     python run.py --help
 
-A job is identified by its settings: run again with the same ones, it continues where it was
-interrupted, or says that it has finished. Its files are in runs/<job id>/, its metrics in MLflow.
+A job is identified by its settings. If you run it again with the same ones, it continues where it
+was interrupted, or says that it has finished. Its files are in runs/<job id>/, its metrics in
+MLflow.
 """
 
 import sys
@@ -37,7 +38,7 @@ def forward(
     """Return the mean loss, and measurements by name: a value for each example.
 
     Runs under autocast; with --compile it is compiled together with the model. In evaluation the
-    predicted classes come along, which evaluate() takes out.
+    measurements include the predicted classes, which evaluate() takes out.
     """
     labels = batch["labels"]
     logits = model(batch["input_ids"], batch["attention_mask"]).float()
@@ -145,7 +146,7 @@ def f1_parts(labels: Tensor, predicted: Tensor, classes: int) -> list[tuple[Tens
 
 
 def main(job: Job[Settings]) -> Metrics:
-    """Train, and return the test results of the best weights; the test data has no other use."""
+    """Train, and return the test results of the best weights, the only use of the test data."""
     model, batches, val, test = load(job)
     job.init(model=model)  # --init-from
     model.to(job.device)

@@ -6,9 +6,9 @@ a heading there. Change, add, rename and delete fields as you like; `python jobs
 settings` says what to write so that old jobs keep their ids. How a job runs (--device, --workers,
 …) is not here: those flags belong to the engine and change no result.
 
-The engine reads only these settings, where they exist: epochs, steps, minutes, eval_every,
-accumulate, seed, fold, split_seed, val_fraction, dataset, monitor, schedule and init_from.
-Everything imports this file, so it imports nothing slow.
+The engine knows what some names mean, where they exist: epochs, steps, minutes, eval_every,
+batch_size, accumulate, seed, fold, split_seed, val_fraction, dataset, model, optimizer, precision,
+monitor, schedule, init_from and note. Everything imports this file, so it imports nothing slow.
 """
 
 from dataclasses import dataclass

@@ -44,7 +44,7 @@ def make(settings: Settings, spec: Spec) -> "GAN":
 
 
 def example_input(settings: Settings, spec: Spec, examples: int) -> Tensor:
-    """Return noise for the generator, as much as asked for; to export it (docs/export.md)."""
+    """Return noise for the generator, as much as asked for; for `jobs.py export-model`."""
     return torch.randn(examples, settings.latent)
 
 

@@ -44,8 +44,8 @@ def make(settings: Settings, spec: Spec) -> nn.Module:
 
 
 def example_input(settings: Settings, spec: Spec, examples: int) -> tuple[Tensor, ...]:
-    """Return paths of 3, 4 or 5 nodes, with random features, as many as asked for; to export the
-    network (docs/export.md)."""
+    """Return paths of 3, 4 or 5 nodes, with random features, as many as asked for; for
+    `jobs.py export-model`."""
     sizes = 3 + torch.arange(examples) % 3
     graph = torch.arange(examples).repeat_interleave(sizes)
     nodes = torch.randn(len(graph), len(spec.mean)) * torch.tensor(spec.std)

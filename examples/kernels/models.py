@@ -64,7 +64,7 @@ def make(settings: Settings, spec: Spec) -> nn.Module:
 
 
 def example_input(settings: Settings, spec: Spec, examples: int) -> Tensor:
-    """Return random inputs of the network, as many as asked for; to export it (docs/export.md)."""
+    """Return random inputs of the network, as many as asked for; for `jobs.py export-model`."""
     size = settings.image_size
     shape = (spec.shape[0], size, size) if isinstance(size, int) else spec.shape
     if spec.mean:
@@ -240,7 +240,7 @@ MODELS: dict[str, Callable[[Settings, Spec], nn.Module]] = {
 
 
 def as_torch_does(network: nn.Module, spec: Spec) -> None:
-    """Leave the weights as they are: He et al.'s uniform distribution, narrower by √3."""
+    """Leave the weights as torch draws them: uniformly, with a sixth of `kaiming`'s variance."""
 
 
 def kaiming(network: nn.Module, spec: Spec) -> None:

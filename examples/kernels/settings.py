@@ -6,9 +6,9 @@ a heading there. Change, add, rename and delete fields as you like; `python jobs
 settings` says what to write so that old jobs keep their ids. How a job runs (--device, --workers,
 …) is not here: those flags belong to the engine and change no result.
 
-The engine reads only these settings, where they exist: epochs, steps, minutes, eval_every,
-accumulate, seed, fold, split_seed, val_fraction, dataset, monitor, schedule and init_from.
-Everything imports this file, so it imports nothing slow.
+The engine knows what some names mean, where they exist: epochs, steps, minutes, eval_every,
+batch_size, accumulate, seed, fold, split_seed, val_fraction, dataset, model, optimizer, precision,
+monitor, schedule, init_from and note. Everything imports this file, so it imports nothing slow.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from typing import Literal
 from labjobs.settings import Metric, SettingsError, Span, Weights, added, setting
 
 METRICS = {  # by the names under which run.py measures them
-    # Figures call it the loss, whichever it is; label="cross-entropy", unit="nats" would stay there
-    # if forward() computed another one.
+    # Figures call it the loss. A label="cross-entropy" and unit="nats" would say more, and would be
+    # wrong once forward() computed another loss.
     "loss": Metric(better="lower", range=(0, None), at_start="ln(classes)"),
     "accuracy": Metric(better="higher", range=(0, 1), target=0.95),
 }

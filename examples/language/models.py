@@ -37,7 +37,7 @@ def make(settings: Settings, spec: Spec) -> nn.Module:
 
 
 def example_input(settings: Settings, spec: Spec, examples: int) -> Tensor:
-    """Return random inputs of the network, as many as asked for; to export it (docs/export.md)."""
+    """Return random inputs of the network, as many as asked for; for `jobs.py export-model`."""
     return torch.randint(spec.vocabulary, (examples, spec.context))
 
 

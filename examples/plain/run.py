@@ -4,8 +4,9 @@
     python run.py --lr 3e-3 --seed 1
     python run.py --help
 
-A job is identified by its settings: run again with the same ones, it continues where it was
-interrupted, or says that it has finished. Its files are in runs/<job id>/, its metrics in MLflow.
+A job is identified by its settings. If you run it again with the same ones, it continues where it
+was interrupted, or says that it has finished. Its files are in runs/<job id>/, its metrics in
+MLflow.
 """
 
 import math
@@ -109,7 +110,7 @@ def evaluate(
 
 
 def main(job: Job[Settings]) -> Metrics:
-    """Train, and return the test results of the best weights; the test data has no other use."""
+    """Train, and return the test results of the best weights, the only use of the test data."""
     model, batches, val, test = load(job)
     model.to(job.device)
     prepared = job.prepare(forward, job.settings.precision)  # with autocast and --compile

@@ -5,8 +5,9 @@
     python run.py --dataset voc --image-size 256 --augment crop-flip --precision bf16
     python run.py --help
 
-A job is identified by its settings: run again with the same ones, it continues where it was
-interrupted, or says that it has finished. Its files are in runs/<job id>/, its metrics in MLflow.
+A job is identified by its settings. If you run it again with the same ones, it continues where it
+was interrupted, or says that it has finished. Its files are in runs/<job id>/, its metrics in
+MLflow.
 """
 
 import sys
@@ -173,7 +174,7 @@ def overlap(masks: Tensor, predicted: Tensor, classes: int) -> Tensor:
 
 
 def main(job: Job[Settings]) -> Metrics:
-    """Train, and return the test results of the best weights; the test data has no other use."""
+    """Train, and return the test results of the best weights, the only use of the test data."""
     model, batches, val, test = load(job)
     job.init(model=model)  # --init-from
     model.to(job.device)
