@@ -29,7 +29,8 @@ RUN = {
     "recipes.md": dict.fromkeys(RECIPES, "test_recipes.py")
     | {"A script of your own": "test_scripts.py", "An average over many tasks": "test_figures.py"},
     "adopt.md": dict.fromkeys(
-        ("Add labjobs to a script of your own", "1. Settings, identity, MLflow", "3. Sweeps"), "test_adoption.py"
+        ("Add labjobs to a script of your own", "1. Settings, identity, MLflow", "3. Sweeps"),
+        "test_adoption.py",
     ),
 }
 """Tests that put a block into a project and run it, by page and heading."""

@@ -127,7 +127,8 @@ class Attempt:
     def _leave_if_stale(self, evidence: Evidence) -> None:
         """End the process if the job has finished, runs or would go on with other code or data."""
         folder, change, changed = self.folder, evidence.change, evidence.changed
-        if change and folder.latest and locks.held(folder.latest / layout.LOCK):
+        last = folder.latest if change and not folder.owner else None
+        if last and locks.held(last / layout.LOCK):
             line = f"is running already, with other {changed} ({change})"
             self._leave(exit_status.ELSEWHERE, f"{line}; --force runs it with this {changed}, too")
         if folder.starts_over:

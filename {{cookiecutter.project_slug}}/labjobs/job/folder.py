@@ -281,6 +281,8 @@ class JobFolder(Generic[S]):
         with suppress(OSError, JobError):
             if lock := locks.take(self.path / layout.LOCK):
                 with lock:
+                    if record_of(self.path, layout.OUTCOME) != outcome:
+                        return False  # it has just ended in another way
                     noted = Journal(self.path, "auto")
                     noted.tags({STOPPED: where})
                     noted.close("KILLED")
