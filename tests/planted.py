@@ -47,6 +47,13 @@ LOG = "                job.log(measured, lr=lr)  # stays on the device and is wr
 OPTIMIZER = "    optimizer = optimizers.make(model, settings)\n"
 NONE = '    """Change nothing."""\n    return batch\n'
 EVALUATED = "        _, measured = forward(model, batch, job.settings)\n"
+RESULT = '    return {f"{split}_{name}": value for name, value in means.read().items()}\n'
+EPOCH = "        job.log_epoch(metrics)\n"
+PLATEAU = """        if metrics["val_loss"] > 0.5 * least:
+            factor *= 0.5
+        least = min(least, metrics["val_loss"])
+"""
+POSITION = 'position(self) -> dict[str, int]:\n        """Return the position'
 LAYERS = "        self.layers = nn.Sequential(\n            nn.Flatten(),"
 FIRST = "        logits: Tensor = self.layers(images)\n        return logits\n\n\ndef block("
 
@@ -137,6 +144,31 @@ MISTAKES = {
     "evaluation draws random numbers": Mistake(
         ((RUN, EVALUATED, f"{EVALUATED}        chosen = torch.randperm(9)\n"),),
         *(EVALUATION, RUN, "chosen = torch.randperm(9)"),
+    ),
+    "evaluation draws random numbers after its loop": Mistake(
+        ((RUN, RESULT, f"    chosen = torch.randperm(9)\n{RESULT}"),),
+        *(EVALUATION, RUN, "chosen = torch.randperm(9)"),
+    ),
+    "evaluation changes weights after its loop": Mistake(
+        ((RUN, RESULT, f"    list(model.parameters())[0].data.mul_(1.1)\n{RESULT}"),),
+        *(EVALUATION, RUN, "@torch.no_grad()"),
+    ),
+    "schedule in variables": Mistake(
+        (
+            (RUN, OPTIMIZER, f"{OPTIMIZER}    factor, least = 1.0, 1e9\n"),
+            (RUN, "scaler.scale(loss).backward", "scaler.scale(loss * factor).backward"),
+            (RUN, EPOCH, f"{PLATEAU}{EPOCH}"),
+        ),
+        *(RESUME, RUN, "factor, least = 1.0, 1e9"),
+    ),
+    "stream without a state": Mistake(
+        (
+            (DATA, 'state_dict(self) -> dict[str, int]:\n        """Return the position', POSITION),
+            (DATA, "num_shards = 8", "shards = 8"),
+        ),
+        *(RESUME, RUN, "job.resume("),
+        example="graphs",
+        cure="without one, on something else than its set_epoch() is given",
     ),
     "unused layer": Mistake(
         ((MODELS, LAYERS, f"        self.unused = nn.Linear(3, 3)\n{LAYERS}"),),

@@ -164,6 +164,24 @@ def test_a_job_goes_on_with_the_next_example(toy, kind):
     assert ("examples were read again and skipped in" in said) == (kind is Numbers)
 
 
+class Unsteady(Numbers):
+    """The order of a pass depends on how many there were in this process."""
+
+    _order_of = random.Random(0)
+
+    def __iter__(self):
+        numbers = self._order()
+        self._order_of.shuffle(numbers)
+        return iter(numbers)
+
+
+def test_a_stream_that_gives_other_examples_is_named(toy):
+    how = {"steps": 20, "eval_every": Span("6"), "loop": loop_over(Unsteady)}
+    assert toy.run("parts", stop=At("step", 8), **how).status == 143
+    said = (toy.done("parts", **how).folder / "log.txt").read_text()
+    assert "the stream gives other examples when it is read again" in said
+
+
 SHORT = {"steps": 9, "eval_every": Span("3")}
 
 

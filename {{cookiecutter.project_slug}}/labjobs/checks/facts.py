@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache, partial
+from itertools import islice
 from math import ceil
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -24,10 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from labjobs.data import trees
-from labjobs.data.batches import Batches, is_stream
+from labjobs.data.batches import Batches, has_state, is_stream
 from labjobs.data.order import Sampler
 from labjobs.errors import JobError, SettingsError
 from labjobs.evidence.canonical import short
@@ -287,7 +288,7 @@ def _within(parts: Iterable[Part]) -> set[int]:
 # job.steps() end earlier, and job.batches() has fewer and smaller batches. An epoch's last batch
 # has fewer examples than the others, and evaluations fall within epochs.
 
-STEPS, EVERY = 10, 5  # steps of a trial, and steps from one evaluation to the next
+STEPS, EVERY = 13, 5  # steps of a trial, and steps from one evaluation to the next
 EXAMPLES, BATCHES = 16, 3.5  # at most, in a batch; batches in an epoch
 
 
@@ -300,6 +301,23 @@ class Moment(NamedTuple):
 
 class Few(Subset[Any]):
     """Some examples of a dataset. A class of its own: the loader then reads no others."""
+
+
+class FewOfStream(IterableDataset[Any]):
+    """A stream, without a state, that ends early: its second pass may be another."""
+
+    def __init__(self, source: Any, count: int) -> None:
+        self._source, self._count = source, count
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._source, self._count)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_source"], name)
+
+    def shard(self, number: int, index: int) -> "FewOfStream":
+        """Return a part of it."""
+        return FewOfStream(self._source.shard(number, index), ceil(self._count / number))
 
 
 # What is recorded of a job.
@@ -340,10 +358,9 @@ class Failure(NamedTuple):
 
 
 class SeenInEvaluation(NamedTuple):
-    """What was seen of a pass over batches: what it changes of the state, whether it used global
-    random numbers, and where: torch's first, in the code that reads the batches, or else there."""
+    """Whether an evaluation used global random numbers, and where: torch's first, in the code that
+    reads the batches, or else there."""
 
-    changes: Finding | None
     drew: bool
     place: Place | None
 
@@ -375,6 +392,7 @@ class Outcome:
     unstable: list[Finding] = field(default_factory=list)
     """Datasets whose examples are not the same when they are read again."""
     evaluations: list[SeenInEvaluation] = field(default_factory=list)
+    changed_in_evaluation: list[Finding] = field(default_factory=list)
     in_background: bool = False
     clock: Place | None = None  # where a clock is first read
 
@@ -400,13 +418,17 @@ class ShortJob(Job[Any]):
     def batches(  # type: ignore[override]  # one signature is enough here
         self, part: Dataset[Any] | None, batch_size: int | Sampler, *args: Any, **kwargs: Any
     ) -> Batches | None:
-        """Return the batches that a dataset would have if it were small; a stream stays whole."""
+        """Return the batches that a dataset would have if it were small; a stream with a state stays
+        whole."""
         if callable(batch_size):
             first: Sampler = lambda *given: batch_size(*given)[: ceil(BATCHES)]  # noqa: E731
             return super().batches(part, first, *args, **kwargs)
         size = min(batch_size, self._most)
         self.outcome.smaller |= size < batch_size
-        if part is not None and not is_stream(part):
+        if part is not None and is_stream(part):
+            if not has_state(part):
+                part = FewOfStream(part, int(BATCHES * size))
+        elif part is not None:
             every = len(cast(Sized, part))
             count = min(int(BATCHES * size), every)
             # From all over the dataset, which may be sorted.

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from labjobs import layout
 from labjobs.checks.facts import (
+    EVERY,
     LOGGED,
-    STEPS,
     Answer,
     Fact,
     Failure,
@@ -47,8 +47,9 @@ T = TypeVar("T")
 
 FORK = multiprocessing.get_context("fork")
 
-MOMENTS = (Moment(STEPS // 2, evaluating=True), Moment(STEPS - 3))
-"""When a trial is interrupted: in its first evaluation, and between two steps after that."""
+MOMENTS = (Moment(EVERY, evaluating=True), Moment(EVERY + 2))
+"""When a trial is interrupted: in its first evaluation, and between two steps after that. It trains
+on after the next one, since a loop may depend on the result before."""
 
 RUNTIME = {
     "log_every": 1,
@@ -221,6 +222,13 @@ def _exact_resume(trials: Trials) -> Answer:
         said += f" (not the same at the end: {', '.join(differ)})"
     seen = trials.watched
     why = "something is missing in job.resume(…), or changes between a step and its evaluation"
+    if found.kind == Kind.BATCH:
+        why = (
+            "the batches depend on something that is not restored; of a stream, on what is missing "
+        )
+        why += (
+            "in its state_dict() or, without one, on something else than its set_epoch() is given"
+        )
     missing = Finding(whole.resumed_at, why)
     # The likely cause: data that changes, else what the code carries from step to step.
     place, why = [*seen.unstable, *seen.changes, missing][0]
@@ -260,7 +268,7 @@ def _evaluation(trials: Trials) -> Answer:
         return Answer(unknown="since it runs in the background")
     if not seen.evaluations:
         return Answer(unknown="since no validation or test batches are read")
-    found = list(dict.fromkeys(each.changes for each in seen.evaluations if each.changes))
+    found = list(dict.fromkeys(seen.changed_in_evaluation))
     # What is random in evaluation, in at most one line.
     drew = [each for each in seen.evaluations if each.drew]
     place, drawn = (drew or seen.evaluations)[0].place, ": random numbers are drawn" if drew else ""

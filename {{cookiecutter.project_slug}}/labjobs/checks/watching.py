@@ -7,11 +7,11 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime
 from difflib import get_close_matches
 from linecache import getline
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -258,7 +258,8 @@ def _by_value(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 # Does evaluation leave the model and the random numbers of training alone, and is it repeatable?
 #
 # While the job of a trial evaluates, the global random numbers differ from those in the undisturbed
-# trial. So a result that depends on them, as with dropout, differs too.
+# trial. So a result that depends on them, as with dropout, differs too. The first evaluation shows
+# which functions of the student's read the batches; from then on, the whole of them is looked at.
 
 OTHER_SEED = 2**31 - 1
 
@@ -282,6 +283,9 @@ class Watched(ShortJob):
         self._gradients: Gradients | None = None
         self._carried: Carried | None = None
         self._measured: dict[str, Place | None] = {}
+        self._loop: FrameType | None = None
+        self._evaluate = set[CodeType]()  # functions that the loop calls to evaluate
+        self._whole: tuple[FrameType, ExitStack] | None = None  # a call of one that is looked at
 
     def start(self) -> None:
         """Begin to look at the student's code."""
@@ -320,7 +324,7 @@ class Watched(ShortJob):
 
     def epochs(self) -> Iterator[int]:
         """Note the variables that exist when the loop begins."""
-        self._carried = Carried(self._parts, self._datasets)
+        self._carried, self._loop = Carried(self._parts, self._datasets), running()[0]
         yield from super().epochs()
 
     def steps(self, *batches: Any, **examples: Any) -> Iterator[Any]:
@@ -367,36 +371,70 @@ class Watched(ShortJob):
         """Look at a pass over batches, unless it is in another thread, or before training."""
         in_background = threading.current_thread() is not threading.main_thread()
         self.outcome.in_background |= in_background
-        if in_background or not (self._position.evaluating or self._position.over):
+        if in_background or not self._evaluates:
             yield
             return
-        reading, reads = running()[:1], here()
-        before, training = self._digests(), self._random.state_dict()
+        frames = running()
+        if self._loop in frames[1:]:
+            self._evaluate.add(frames[frames.index(self._loop) - 1].f_code)
+        with (
+            nullcontext() if self._whole else self._drawing(frames[0]),
+            self._changing(self._parts),
+        ):
+            yield
+
+    @property
+    def _evaluates(self) -> bool:
+        return self._position.evaluating or self._position.over
+
+    @contextmanager
+    def _changing(self, parts: Iterable[str]) -> Iterator[None]:
+        """Note which of these parts change."""
+        before, at = self._digests(), here()
+        yield
+        now = self._digests()
+        if changed := [name for name in parts if now[name] != before[name]]:
+            text = f"evaluation changes {', '.join(changed)}; is the model in training mode?"
+            self.outcome.changed_in_evaluation.append(Finding(at, text))
+
+    @contextmanager
+    def _drawing(self, reading: FrameType) -> Iterator[None]:
+        """Give random numbers that training does not have; note whether some are drawn, and where:
+        in the line of the function that reads the batches, or else the innermost one."""
+        training, drawn_at, at = self._random.state_dict(), list[Place](), line_of(reading)
         GlobalStreams(OTHER_SEED, self.device)
-        others, drawn_at = digest(self._random.state_dict()), list[Place]()
+        others = digest(self._random.state_dict())
 
         def done(func: Any, args: Any, kwargs: dict[str, Any], _result: Any) -> None:
-            """Note the first operation that draws random numbers: the line of the function that
-            reads the batches, or else the innermost one."""
             seeded = torch.Tag.nondeterministic_seeded in func.tags
             if seeded and kwargs.get("generator") is None and not drawn_at:
-                frames = [frame for frame in running() if frame in reading]
-                if at := line_of(frames[0]) if frames else here():
-                    drawn_at.append(at)
+                drawn_at.append(line_of(reading))
 
         with Operations(done):
             yield
         drew = digest(self._random.state_dict()) != others
         self._random.load_state_dict(training)
-        changed = [name for name, now in self._digests().items() if now != before[name]]
-        text = f"evaluation changes {', '.join(changed)}; is the model in training mode?"
-        changes = Finding(reads, text) if changed else None
-        self.outcome.evaluations.append(SeenInEvaluation(changes, drew, [*drawn_at, reads][0]))
+        self.outcome.evaluations.append(SeenInEvaluation(drew, [*drawn_at, at][0]))
 
     def _called(self, frame: FrameType, event: str, called: Any) -> None:
-        """Note the first line that reads a clock.
+        """Note the first line that reads a clock, and look at all of a function that evaluates.
 
         Source: docs.python.org/3/library/sys.html#sys.setprofile.
         """
         if event == "c_call" and called in CLOCKS and is_students(frame.f_code.co_filename):
             self.outcome.clock = self.outcome.clock or line_of(frame)
+        elif event == "return" and self._whole and self._whole[0] is frame:
+            _, looking = self._whole
+            self._whole = None
+            looking.close()
+        elif event == "call" and frame.f_code in self._evaluate and not self._whole:
+            if self._evaluates:
+                self._whole = frame, ExitStack()
+                self._whole[1].enter_context(self._drawing(frame))
+                self._whole[1].enter_context(self._changing(self._models))
+
+    @property
+    def _models(self) -> list[str]:
+        """The parts that no evaluation changes; a schedule may wait for its result."""
+        found = [(name, getattr(part, "model", part)) for name, part in self._parts.items()]
+        return [name for name, part in found if isinstance(part, nn.Module)]

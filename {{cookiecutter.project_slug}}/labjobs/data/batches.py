@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures.thread import _threads_queues
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -25,6 +26,7 @@ from itertools import count, islice
 from multiprocessing.queues import Queue
 from typing import Any, cast
 from weakref import WeakValueDictionary, finalize
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -435,13 +437,20 @@ class _Whole(Dataset[Read]):
 # A stream is a torch IterableDataset. It may have
 #
 #     state_dict(), load_state_dict(state)  to continue after the last example that it gave; without
-#                                           them, what a job has read is read again, and skipped
+#                                           them, what a job has read is read again, and skipped:
+#                                           it has to be the same again, and the log says if not
 #     set_epoch(number)                     to be told how many times it has been read to its end
 #     num_shards, shard(num_shards, index)  to be read in parts by several processes, as Hugging
 #                                           Face's streams have it
 #
 # Parts take turns batch by batch, and their number does not depend on the machine: the batches are
 # the same with any number of processes.
+
+OTHER_EXAMPLES = (
+    "the stream gives other examples when it is read again, so the job does not continue as it would "
+    "have without the interruption; give the stream a state_dict(), or random numbers that depend on "
+    "the seed and the number that set_epoch() is given"
+)
 
 MOST_PARTS = 8  # parts that a stream is read in, if it has as many shards
 
@@ -535,7 +544,9 @@ class Stream(Batches):
                         "the stream has no state_dict()"
                     )
                 # What was read ahead does not count: the place is that of this batch.
-                examples, place.parts[place.batches % self._parts] = read.about
+                examples, place.parts[place.batches % self._parts], other = read.about
+                if other:
+                    terminal.log.warning(OTHER_EXAMPLES)
                 place.batches += 1
                 yield read.batch, examples
 
@@ -559,13 +570,14 @@ class _Parts(Dataset[Read]):
 
     def __init__(self, source: Any, parts: int, batch_size: int, collate: Collate) -> None:
         self._source, self._count = source, parts
-        self._initial = pickle.dumps(source.state_dict()) if _has_state(source) else None
+        self._initial = pickle.dumps(source.state_dict()) if has_state(source) else None
         self._batch_size, self._collate = batch_size, collate
         self._open: dict[int, tuple[Any, dict[str, Any], bool, Iterator[Any]]] = {}
 
     def __getitem__(self, turn: Turn) -> Read:
-        """Return the next batch of the part whose turn it is, with its number of examples and the
-        state of the part after it, if there is another pass; nothing if the part has ended."""
+        """Return the next batch of the part whose turn it is, with its number of examples, the state
+        of the part after it, if there is another pass, and whether the examples that were skipped
+        before it are others than at first; nothing if the part has ended."""
         number, opening = turn
         index = number % self._count
         if opening:
@@ -576,9 +588,14 @@ class _Parts(Dataset[Read]):
         source, state, endless, examples = self._open[index]
         if not (batch := list(islice(examples, self._batch_size))):
             return Read(None)
-        if endless and _has_state(source):
+        other = state.pop("other", False)
+        if endless and has_state(source):
             state["source"] = source.state_dict()
-        return Read(self._collate(batch), (len(batch), pickle.dumps(state) if endless else None))
+        elif endless:
+            state["last"] = _checksum(batch[-1])
+        return Read(
+            self._collate(batch), (len(batch), pickle.dumps(state) if endless else None, other)
+        )
 
     def _part(self, index: int) -> Any:
         """A part before anything was read from it."""
@@ -598,7 +615,10 @@ def _examples(source: Any, state: dict[str, Any], endless: bool) -> Iterator[Any
         if within is not None:
             source.load_state_dict(within)
             skipped, within = 0, None
-        for example in islice(source, skipped, None):
+        examples = iter(source)
+        if again := deque(islice(examples, skipped), maxlen=1):
+            state["other"] = _checksum(again[0]) != state["last"]
+        for example in examples:
             state["read"] += 1
             yield example
         if not endless:
@@ -609,5 +629,19 @@ def _examples(source: Any, state: dict[str, Any], endless: bool) -> Iterator[Any
         state["read"] = skipped = 0
 
 
-def _has_state(source: Any) -> bool:
+def _checksum(example: Any) -> int:
+    """A checksum of the numbers and texts in an example."""
+    found = 0
+    for leaf in trees.leaves(example):
+        if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+            leaf = leaf.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+        if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+            found = crc32(np.ascontiguousarray(leaf).tobytes(), found)
+        elif isinstance(leaf, int | float | str | bytes | np.generic):
+            found = crc32(repr(leaf).encode(), found)
+    return found
+
+
+def has_state(source: Any) -> bool:
+    """Return whether a stream can continue by itself."""
     return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
