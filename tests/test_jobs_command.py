@@ -240,6 +240,15 @@ def test_diff_of_groups_has_intervals_over_seeds(fresh):
     fresh.edit("run.py", "return 2 * losses.mean(), measured", "return losses.mean(), measured")
     found = jobs.json("diff", "lr=1e-3,seed=2", "lr=1e-2,seed>=2")
     assert [row["name"] for row in found["code"]] == ["run.forward"]
+    assert found["pairs"] == 1
+    # Jobs that differ in more are not compared, nor is a job with itself.
+    fresh.finish("--epochs", "2", "--batch-size", "256", "--lr", "1e-2")
+    found = jobs.json("diff", "lr=1e-3", "lr=1e-2,seed<3")
+    assert found["pairs"] == 3
+    wider = next(each for each in found["results"] if each["name"].endswith(" best_val_loss"))
+    assert wider | {"name": row["name"]} == row
+    said = one_line(jobs.do("diff", "lr=1e-3", "seed=0"), 2)
+    assert said.startswith("jobs.py: lr=1e-3 and seed=0: both have ")
     said = one_line(jobs.do("diff", "lr=1e-3", "lr=5"), 2)
     assert said == "jobs.py: lr=5: no finished job here has such settings"
 

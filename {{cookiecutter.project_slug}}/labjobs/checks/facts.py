@@ -418,7 +418,7 @@ class ShortJob(Job[Any]):
     def batches(  # type: ignore[override]  # one signature is enough here
         self, part: Dataset[Any] | None, batch_size: int | Sampler, *args: Any, **kwargs: Any
     ) -> Batches | None:
-        """Return the batches that a dataset would have if it were small; a stream with a state stays
+        """Return the batches that a dataset would have if it were small; a stream with a state is
         whole."""
         if callable(batch_size):
             first: Sampler = lambda *given: batch_size(*given)[: ceil(BATCHES)]  # noqa: E731

@@ -428,10 +428,9 @@ class Watched(ShortJob):
             self._whole = None
             looking.close()
         elif event == "call" and frame.f_code in self._evaluate and not self._whole:
-            if self._evaluates:
-                self._whole = frame, ExitStack()
-                self._whole[1].enter_context(self._drawing(frame))
-                self._whole[1].enter_context(self._changing(self._models))
+            self._whole = frame, ExitStack()
+            self._whole[1].enter_context(self._drawing(frame))
+            self._whole[1].enter_context(self._changing(self._models))
 
     @property
     def _models(self) -> list[str]:

@@ -28,6 +28,7 @@ from labjobs.results import groups, samples, tables
 from labjobs.results.intervals import NEEDED
 from labjobs.results.metrics import Measured, NoResults, Part, declared
 from labjobs.results.style import number
+from labjobs.settings import roles as declared_roles
 from labjobs.tracking.mlflow_client import experiment_name
 
 MOST = 20  # the largest number of lines of a section
@@ -50,25 +51,37 @@ class Side(NamedTuple):
         return [attempt.name for _, attempt in self.each]
 
     @property
-    def settings(self) -> dict[str, str]:
+    def values(self) -> dict[str, set[str]]:
         """The values of each setting."""
         found: dict[str, set[str]] = {}
         for job, _ in self.each:
             for name, value in job.plain.items():
                 found.setdefault(name, set()).add(as_text(value))
-        return {name: ", ".join(sorted(values)) for name, values in found.items()}
+        return found
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The same, as a text."""
+        return {name: ", ".join(sorted(values)) for name, values in self.values.items()}
 
 
 Pair = tuple[Recorded, Recorded]
 
 
 def print_diff(project: Project, given: argparse.Namespace) -> None:
-    """Print how two sides differ. Raises SettingsError if there are no such jobs,
-    JobError if their records cannot be read, ConnectionError for results of groups."""
+    """Print how two sides differ. Raises SettingsError if there are no such jobs, or some are on
+    both sides, JobError if their records cannot be read, ConnectionError for results of groups."""
     one, other = (side(project, word) for word in (given.a, given.b))
-    settings = _unequal(one.settings, other.settings)
-    pairs = _pairs(one, other, {row["name"] for row in settings})
     alone = len(one.each) == len(other.each) == 1
+    if (both := sorted({*one.names} & {*other.names})) and not alone:
+        raise SettingsError(f"{given.a} and {given.b}: both have {few(both, 2)}")
+    settings = _unequal(one.settings, other.settings)
+    # What distinguishes the sides has no value that both have; jobs have to agree in the rest.
+    of_one, of_other = one.values, other.values
+    shared = {name for name in of_one if of_one[name] & of_other.get(name, set())}
+    differ = {*of_one, *of_other} - shared
+    pairs = _pairs(one, other, differ)
+    same = sum(pairs.values())
     sections = {
         "settings": settings,
         "code": _of_pairs(pairs, _definitions),
@@ -76,23 +89,24 @@ def print_diff(project: Project, given: argparse.Namespace) -> None:
         "packages": _of_pairs(pairs, lambda a, b: _unequal(a.versions, b.versions)),
         "device": _of_pairs(pairs, lambda a, b: _unequal(a.conditions, b.conditions)),
         "curves": _of_pairs(pairs if alone else [], _curves),
-        "results": _of_pairs(pairs, _results) if alone else _of_groups(one, other, settings),
+        "results": _of_pairs(pairs, _results) if alone else _of_groups(one, other, differ),
     }
     if given.json:
-        about = {"a": one.names, "b": other.names, "pairs": len(pairs)}
+        about = {"a": one.names, "b": other.names, "pairs": same}
         print(json_of({**about, **sections}))
         return
     for letter, each in (("A", one), ("B", other)):
         print(f"{letter}: {each.given}: {few(each.names, 2)}")
     if not alone:
         del sections["curves"]
-        print(f"{counted(len(pairs), 'pair')} of attempts with the same other settings")
+        others = f", and {len(pairs) - same} with another seed" if len(pairs) > same else ""
+        print(f"{counted(same, 'pair')} of attempts with the same other settings{others}")
     for title, rows in sections.items():
         if rows:
             print(f"\n{title}")
             print("\n".join(f"  {line}" for line in _lines(rows)))
-    if same := [title for title, rows in sections.items() if not rows]:
-        print(f"\nsame {', '.join(same)}")
+    if equal := [title for title, rows in sections.items() if not rows]:
+        print(f"\nsame {', '.join(equal)}")
 
 
 def _lines(rows: Rows) -> Iterator[str]:
@@ -127,21 +141,32 @@ def side(project: Project, given: str) -> Side:
     return Side(given, [(job, Recorded(path)) for path in named if path])
 
 
-def _pairs(one: Side, other: Side, differ: set[str]) -> list[Pair]:
-    """The attempts whose jobs agree in all settings but those that distinguish the sides; each that
-    has a partner is in one pair at least. Raises SettingsError if there are none."""
+def _pairs(one: Side, other: Side, differ: set[str]) -> dict[Pair, bool]:
+    """The attempts whose jobs agree in all settings but those that distinguish the sides, or but
+    their repeats if there is no such partner, and whether the repeats agree too; each that has a
+    partner is in one pair at least. Raises SettingsError if there are none."""
+    roles = declared_roles(identity.read(one.each[0][0].script).settings)
+    repeats = {name for name, role in roles.items() if role == "repeat"}
 
-    def rest(job: Job) -> str:
-        return repr(sorted((k, as_text(v)) for k, v in job.plain.items() if k not in differ))
+    def rest(job: Job, but: set[str]) -> str:
+        return repr(sorted((k, as_text(v)) for k, v in job.plain.items() if k not in but))
 
-    of_one, of_other = ({rest(job): attempt for job, attempt in side.each} for side in (one, other))
-    every = [
-        *((attempt, of_other.get(rest(job))) for job, attempt in one.each),
-        *((of_one.get(rest(job)), attempt) for job, attempt in other.each),
-    ]
-    if found := dict.fromkeys((a, b) for a, b in every if a and b):
-        return [*found]
-    raise SettingsError(f"{one.given} and {other.given}: no two jobs agree in their other settings")
+    found: dict[Pair, bool] = {}
+    for but in differ, differ | repeats:
+        of_one, of_other = (
+            {rest(job, but): attempt for job, attempt in side.each} for side in (one, other)
+        )
+        every = [
+            *((attempt, of_other.get(rest(job, but))) for job, attempt in one.each),
+            *((of_one.get(rest(job, but)), attempt) for job, attempt in other.each),
+        ]
+        done = {attempt for pair in found for attempt in pair}
+        left = [(a, b) for a, b in every if a and b and not {a, b} <= done]
+        found |= dict.fromkeys(left, but == differ)
+    if not found:
+        line = f"{one.given} and {other.given}: no two jobs agree in their other settings"
+        raise SettingsError(line)
+    return found
 
 
 # How they differ.
@@ -152,7 +177,7 @@ def _unequal(was: Mapping[str, str], now: Mapping[str, str]) -> Rows:
     return [{"name": name, "a": a, "b": b} for name, a, b in sorted(each) if a != b]
 
 
-def _of_pairs(pairs: Sequence[Pair], differ: Callable[[Recorded, Recorded], Iterable[Row]]) -> Rows:
+def _of_pairs(pairs: Iterable[Pair], differ: Callable[[Recorded, Recorded], Iterable[Row]]) -> Rows:
     """How pairs differ. Raises JobError if the records of one cannot be read."""
     found: dict[str, Row] = {}
     for pair in pairs:
@@ -209,11 +234,11 @@ def _results(one: Recorded, other: Recorded) -> Iterator[Row]:
             yield {"name": name, "a": a, "b": b, "difference": b - a, "said": said}
 
 
-def _of_groups(one: Side, other: Side, settings: Rows) -> Rows:
+def _of_groups(one: Side, other: Side, differ: set[str]) -> Rows:
     """The mean results of two groups with the intervals of their differences, for each combination
     of the settings in which the jobs of a group differ. Raises JobError if there are none,
     ConnectionError."""
-    script, differ = one.each[0][0].script, {row["name"] for row in settings}
+    script = one.each[0][0].script
     of = [{job.id for job, _ in side.each} for side in (one, other)]
     try:
         every = tables.jobs(experiment_name(), identity.read(script).settings, script)

@@ -447,9 +447,9 @@ class _Whole(Dataset[Read]):
 # the same with any number of processes.
 
 OTHER_EXAMPLES = (
-    "the stream gives other examples when it is read again, so the job does not continue as it would "
-    "have without the interruption; give the stream a state_dict(), or random numbers that depend on "
-    "the seed and the number that set_epoch() is given"
+    "the stream gives other examples when it is read again, so the job does not continue as it "
+    "would have without the interruption; give the stream a state_dict(), or random numbers that "
+    "depend on the seed and the number that set_epoch() is given"
 )
 
 MOST_PARTS = 8  # parts that a stream is read in, if it has as many shards
@@ -575,9 +575,9 @@ class _Parts(Dataset[Read]):
         self._open: dict[int, tuple[Any, dict[str, Any], bool, Iterator[Any]]] = {}
 
     def __getitem__(self, turn: Turn) -> Read:
-        """Return the next batch of the part whose turn it is, with its number of examples, the state
-        of the part after it, if there is another pass, and whether the examples that were skipped
-        before it are others than at first; nothing if the part has ended."""
+        """Return the next batch of the part whose turn it is, with its number of examples, the
+        state of the part after it, if there is another pass, and whether the examples that were
+        skipped before it are others than at first; nothing if the part has ended."""
         number, opening = turn
         index = number % self._count
         if opening:
