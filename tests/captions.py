@@ -788,7 +788,7 @@ SENTENCES: list[tuple[str, Test]] = [
     ),
     (r" The jobs differ in (.+?) as well\.", Caption.differ),
     (
-        r" (Left out, since they diverged|No finite (.+?), left out of its means): "
+        r" (Diverged, so left out of means|No finite (.+?), left out of its means): "
         r"(.+?)\.(?= [A-Z]|$)",
         Caption.left_out,
     ),

@@ -418,7 +418,7 @@ def test_an_average_over_many_tasks(draw, store, edit, figures):
         assert_prints_right(*file)
     assert drawn.caption("by-task").startswith("Test accuracy on each task; open points are single")
     assert " Task 3: Test intervals are over 3 seeds. Task 4: Test" in drawn.caption("by-task")
-    assert "Left out, since they diverged: 1 of 3 jobs (mlp)" in drawn.caption("by-task")
+    assert "Diverged, so left out of means: 1 of 3 jobs (mlp)" in drawn.caption("by-task")
     assert height_of_axes(figures["by-task"]) >= 0.7
     assert drawn.caption("over-tasks").startswith("Test accuracy on 5 tasks: (a) the fraction of")
 
@@ -466,9 +466,10 @@ def test_figures_that_are_not_drawn_do_not_stay(draw, store):
     assert not [*drawn.folder.glob("*.svg")]
     assert (drawn.folder / "old" / "ranking.tex").exists()
     assert f"moved what was not written this time to {drawn.folder / 'old'}: " in drawn.said
+    before = {*drawn.folder.rglob("*")}
     drawn = draw("nosuch")
-    assert drawn.status == 1
-    assert [*drawn.folder.glob("*.*")] == [drawn.folder / "ranking.json.txt"]
+    assert drawn.status == 1 and "moved" not in drawn.said
+    assert {*drawn.folder.rglob("*")} == before
 
 
 def accuracies(store, experiment, values, count=3, **how):
@@ -645,7 +646,7 @@ def test_jobs_that_diverged_and_values_that_are_not_finite(draw, store):
         store.job("lost", {"val_accuracy": [0.1]}, status="FAILED", lr=1.0, seed=seed, **settings)
     drawn = draw("lost")
     assert drawn.status == 0
-    gone = "Left out, since they diverged: 3 of 3 jobs (learning rate 1)"
+    gone = "Diverged, so left out of means: 3 of 3 jobs (learning rate 1)"
     for name in ALL[:4]:
         if name in drawn.names:
             assert gone in drawn.caption(name), name

@@ -64,6 +64,8 @@ def test_one_that_was_interrupted_is_continued_by_other_code_only_on_request(fre
     assert journal.read_bytes() == before
     succeeded(fresh.run(*LONG, "--continue-anyway"))
     assert "it was continued with changed code" in one_line(fresh.run(*LONG), 5)
+    drawn = one_line(fresh.do("python", "plot.py"), 1)
+    assert "1 of 1 jobs is from different code or data" in drawn
 
 
 @pytest.mark.alike
@@ -109,6 +111,10 @@ def test_figures_of_seeds_from_different_code_are_refused_or_say_so(project):
     succeeded(project.do("python", "plot.py", "--format", "png", "--any-code"))
     caption = (project.root / "figures" / "learning-curves.tex").read_text()
     assert "1 of the 3 jobs is from different code or data." in caption
+    # They are not of one code because none of them is of the present one.
+    project.edit("run.py", "losses = cross_entropy(", "losses = 1.0 * cross_entropy(")
+    said = one_line(project.do("python", "plot.py", "--format", "png"), 1)
+    assert "3 of 3 jobs are from different code or data" in said
 
 
 @pytest.mark.alike

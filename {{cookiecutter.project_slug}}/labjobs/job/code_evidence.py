@@ -186,6 +186,17 @@ def difference(folder: Path, code: Fingerprint) -> str:
     return f"{few(map(in_python, names), NAMED)} changed" if names else "its code was not recorded"
 
 
+def conflict(attempts: Iterable[Path]) -> bool:
+    """Return whether attempts are from different states of the code. Where only settings differ, so
+    may what a definition amounts to, but not its text."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for attempt in {oldest(digest(each)): each for each in attempts}.values():
+        for name, part in parts(attempt).items():
+            found.setdefault(name, set()).add((part["hash"], part.get("source", part["hash"])))
+    every = [map(set, zip(*each, strict=True)) for each in found.values()]
+    return any(len(hashes) > 1 and len(sources) > 1 for hashes, sources in every)
+
+
 @lru_cache(maxsize=64)  # thousands of jobs have the same code
 def _parts(path: Path) -> dict[str, dict[str, str]]:
     kept = read_record(path)

@@ -150,7 +150,7 @@ class Comparison:
         those that diverged, and those without a finite result."""
         jobs, diverged = self.jobs, self.jobs["diverged"]
         unknown = ~diverged & ~jobs.index.isin(groups.finite(jobs, self.metric.result).index)
-        said = self._counted("Left out, since they diverged", jobs, diverged)
+        said = self._counted("Diverged, so left out of means", jobs, diverged)
         # A figure may show test results, which these jobs have.
         said += self._counted(f"No finite {self.metric}, left out of its means", jobs, unknown)
         return self.chosen + said
@@ -185,6 +185,10 @@ class Comparison:
             reference = groups.fitting(self.jobs, self.by, baseline)
         own = sample(self._ranked[reference], metric)
         found = differences({**self.samples(most, "test"), reference: own}, reference)
+        if not found and 0 < len(own) < NEEDED:
+            has = f"the baseline{f', {reference},' * bool(reference)} has {len(own)}"
+            why = f"differences of test results need {NEEDED} repeats, and {has}"
+            raise NoResults(f"{why}; give it more seeds in run.sh, or set BASELINE in plot.py")
         if not found:
             why = f"differences of test results need {NEEDED} repeats of two settings at least"
             raise NoResults(f"{why}, such as seeds in run.sh")

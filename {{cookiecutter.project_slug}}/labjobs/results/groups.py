@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from labjobs.errors import require_known
-from labjobs.job import data_evidence
+from labjobs.job import code_evidence, data_evidence
 from labjobs.results import intervals, tables
 from labjobs.results.metrics import CURE, Measured, NoResults, Part, chooser
 from labjobs.results.style import names, setting
@@ -209,15 +209,19 @@ def fitting(jobs: pd.DataFrame, by: Sequence[str], wanted: Mapping[str, Any]) ->
 
 
 def of_mixed_evidence(jobs: pd.DataFrame) -> list[str]:
-    """Return the ids of the repeats that differ in their code or their data: a mean over them would
-    mix several programs."""
+    """Return the ids of jobs that were continued with changed code, and of those that differ in
+    their code or, if they are repeats, in their data: means over them, and comparisons, would mix
+    several programs. All count if it cannot be told which differ."""
+    every = {folder_of(str(folder)) for folder in jobs["job_folder"]}
+    if code_evidence.conflict(every):
+        return sorted(jobs["job_id"])
     names = [name for name in jobs.attrs["settings"] if name not in repeated(jobs)]
-    mixed: list[str] = []
+    mixed: list[str] = jobs.loc[jobs["code"] == code_evidence.MIXED, "job_id"].tolist()
     for _, alike in jobs.astype(dict.fromkeys(names, str)).groupby(names, dropna=False):
         folders = [folder_of(str(folder)) for folder in alike["job_folder"]]
         if alike["code"].nunique() > 1 or data_evidence.conflict(folders):
             mixed += alike["job_id"].tolist()
-    return sorted(mixed)
+    return sorted({*mixed})
 
 
 def combinations(jobs: pd.DataFrame, by: Sequence[str]) -> int:

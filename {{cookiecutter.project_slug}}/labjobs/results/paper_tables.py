@@ -25,7 +25,7 @@ from labjobs.results import comparison, groups, style, tables
 from labjobs.results.figure_files import plain
 from labjobs.results.intervals import NEEDED, Interval, mean
 from labjobs.results.metrics import SHOWN, WORDS, Measured, NoResults, Part, chooser, declared
-from labjobs.results.samples import Difference, Sample, differences, over, sample
+from labjobs.results.samples import Difference, Sample, differences, either, over, sample
 from labjobs.settings import CONFIRMING
 
 MOST_COLUMNS = 3  # largest number of columns, if plot.py does not say which metrics are shown
@@ -145,7 +145,7 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
                 table.records.append(record)
     chosen_by = "".join(f" {task[:1].upper()}{task[1:]}:{how}" for task, how in said.items() if how)
     chosen_by = said.popitem()[1] if len({*said.values()}) == 1 else chosen_by
-    table.about = _intervals(every) + _bold(table) + chosen_by + fewer + others
+    table.about = _intervals(over(every)) + _bold(table) + chosen_by + fewer + others
     table.about += _confirmed(table, grid.jobs)
     return _turned(table) if len(metrics) == 1 < MOST_TASKS < len(table.columns) else table
 
@@ -178,17 +178,19 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
         raise NoResults("no results choose a baseline; declare BASELINE in plot.py")
     once = grid.changes(reference)
     if not once:
-        raise NoResults("no settings differ from a baseline in exactly one; vary one in run.sh")
+        line = f"no settings differ from the baseline ({reference}) in exactly one"
+        raise NoResults(f"{line}; vary one in run.sh, or declare BASELINE in plot.py")
     names, fewer = grid.fewer([*once])
     changes = {name: once[name] for name in names}
     table = Table("change", rows={name: [] for name in ["baseline", *changes.values()]})
-    every, (metrics, others) = list[Sample](), _metrics(jobs, shown)
+    known, (metrics, others) = list[str](), _metrics(jobs, shown)
     for task, own in of_tasks.items():
         alike = grid.alike([reference, *changes], own, own)
         for metric in metrics:
             each = {name: sample(alike[name], metric) for name in (reference, *changes)}
-            every += each.values()
             found = differences(each, reference)
+            known += [each[reference].over] * each[reference].is_shown
+            known += [one.over for one in found.values()]
             widths = [_scaled(one.estimate.interval, each[n]) for n, one in found.items()]
             decimals = None if metric.log else style.decimals(widths)
             base = _column({reference: each[reference]}, alike)[reference]
@@ -202,7 +204,8 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
     ratios = ", or ratios (×) to it for a logarithmic metric"
     ratios *= any(metric.log for metric in metrics)
     table.about = (
-        f"Rows below the baseline ({reference}) are differences from it{ratios}.{_intervals(every)}"
+        f"Rows below the baseline ({reference}) are differences from it{ratios}."
+        f"{_intervals(either(known))}"
     )
     if any(cell.bold for row in table.rows.values() for cell in row):
         level = "5% level for all rows of a column together"
@@ -539,8 +542,7 @@ def _record(
 # Sentences for captions; they begin with a space.
 
 
-def _intervals(samples: Iterable[Sample]) -> str:
-    known = over(samples)
+def _intervals(known: str) -> str:
     if not known:
         return f" Means of fewer than {NEEDED} repeats have no interval."
     return f" ± and parentheses: 95% intervals over {known}."

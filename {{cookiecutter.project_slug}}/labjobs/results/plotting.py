@@ -180,14 +180,14 @@ class _Pages:
         return not problems
 
     def end(self) -> int:
-        """Say what was left out, move what was not written this time away, and return the exit
-        status."""
+        """Say what was left out, move what was not written this time away, if something was, and
+        return the exit status."""
         for why, stems in self._left_out.items():
             print(f"left out {few(stems, 2 * MOST)}: {why}", file=sys.stderr)
         kinds_of_files = figure_files.KINDS, table_files.KINDS
         both = zip(self._names, kinds_of_files, _folders(self.args), strict=True)
         for names, kinds, out in both:
-            if moved := figure_files.put_aside(out, names, self.files, kinds):
+            if self.files and (moved := figure_files.put_aside(out, names, self.files, kinds)):
                 line = f"moved what was not written this time to {out / figure_files.OLD}"
                 print(f"{line}: {', '.join(moved)}", file=sys.stderr)
         right = self._right and all(self._right)

@@ -111,7 +111,12 @@ class Sample:
 
 def over(samples: Iterable[Sample]) -> str:
     """Return what the intervals of several samples are over; empty if none has one."""
-    every = [*dict.fromkeys(each.over for each in samples if each.is_shown)]
+    return either(each.over for each in samples if each.is_shown)
+
+
+def either(words: Iterable[str]) -> str:
+    """Return different words with `or` between them."""
+    every = [*dict.fromkeys(words)]
     return f"{' or '.join(every[:3])}{' or others' if len(every) > 3 else ''}"
 
 
@@ -135,12 +140,22 @@ class Difference(NamedTuple):
     estimate: Estimate
     paired: bool
     n: int  # number of repeats: of pairs, or of the smaller sample
+    of: tuple[Sample, Sample]  # with the results that are compared
     p: float  # adjusted for all comparisons
+
+    @property
+    def over(self) -> str:
+        """What the interval is over."""
+        return either(each.over for each in self.of)
 
     @property
     def is_certain(self) -> bool:
         """Whether the two can be told apart."""
         return self.p < LEVEL
+
+
+_Found = tuple[Estimate, bool, int, tuple[Sample, Sample]]
+"""The fields of a Difference, but for its probability."""
 
 
 def differences(samples: Mapping[str, Sample], reference: str) -> dict[str, Difference]:
@@ -163,9 +178,9 @@ def _p(each: Sample, base: Sample, difference: Estimate) -> float:
     return 1.0 if better.lost else difference.p
 
 
-def _difference(first: Sample, second: Sample) -> tuple[Estimate, bool, int]:
+def _difference(first: Sample, second: Sample) -> _Found:
     """The difference of two samples, paired by repeat and example as far as that is possible,
-    whether it is paired, and the number of repeats."""
+    whether it is paired, the number of repeats, and the results that are compared."""
     shared = [repeat for repeat in first.results.index if repeat in second.results.index]
     one, other = _part(first, shared), _part(second, shared)
     log, n = first.metric.log, len(shared)
@@ -178,14 +193,14 @@ def _difference(first: Sample, second: Sample) -> tuple[Estimate, bool, int]:
         alone = one.of_repeats, other.of_repeats
         parts = (*alone[0].parts, *alone[1].parts)
         found = Estimate(alone[0].mean - alone[1].mean, parts, log)
-    mine, its = one.of_examples, other.of_examples
+    mine, its, of = one.of_examples, other.of_examples, (one, other)
     if mine is None or its is None:
-        return found, paired, n
+        return found, paired, n, of
     both = one.which, other.which
     if all(both) and len(both[0]) == len(both[1]) and all(map(np.array_equal, *both)):
-        return intervals.with_examples(found, mine - its), paired, n
+        return intervals.with_examples(found, mine - its), paired, n, of
     apart = intervals.with_examples(intervals.with_examples(found, mine), its)
-    return apart, False, n  # not the same examples, even if there are as many
+    return apart, False, n, of  # not the same examples, even if there are as many
 
 
 def _part(sample: Sample, repeats: list[Any]) -> Sample:

@@ -258,7 +258,9 @@ def _marked(every: Sequence[Search]) -> str:
     """How trials are drawn."""
     lost = sum(int((each.trials[STATE] == "diverged").sum()) for each in every)
     crosses = f", crosses {counted(lost, 'trial')} that diverged" if lost else ""
-    return f"the best quarter is filled{crosses}"
+    left = sum(len(each.trials) - len(each.order) for each in every)
+    unknown = f"; {counted(left, 'trial')} without a result not shown" if left else ""
+    return f"the best quarter is filled{crosses}{unknown}"
 
 
 def _limit(axes: Sequence[Axes], every: Sequence[Search]) -> str:
