@@ -199,7 +199,8 @@ def test_a_signal_before_the_job_begins_is_said(fresh):
     job = fresh.start(*QUICK)
     wait_until(lambda: bool([*fresh.root.glob("runs/*/*/lock")]))
     job.terminate()
-    assert " interrupted by SIGTERM before it began" in one_line(ended(job), 128 + signal.SIGTERM)
+    said = one_line(ended(job), 128 + signal.SIGTERM)
+    assert " interrupted by SIGTERM while it was starting" in said
 
 
 def test_a_fault_in_the_projects_code_is_one_line_and_its_trace_is_kept(fresh):

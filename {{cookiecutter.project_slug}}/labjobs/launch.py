@@ -84,7 +84,7 @@ def begin(kind: type[Any], metrics: Mapping[str, Metric]) -> "Attempt | Check":
 
 def _leave_early(folder: JobFolder[Any], number: int, _frame: object) -> None:
     """End the process by a signal before its job listens to signals."""
-    line = f"interrupted {Interrupted(number)} before it began; the same command starts it"
+    line = f"interrupted {Interrupted(number)} while it was starting; the same command starts it"
     os._exit(leave(exit_status.SIGNALLED + number, f"{folder.label} {line}"))
 
 

@@ -436,12 +436,14 @@ def _rank(by: str, rows: list[dict[str, Any]]) -> Callable[[dict[str, Any]], flo
 def named_result(given: str, name: str, results: Iterable[str]) -> str:
     """Return which of some results, such as best_val_loss, a name means: `loss`, `val_loss`.
     Raises SettingsError, which names what was `given`, if it is none, or a test result."""
-    known = sorted(key for key in results if not key.startswith("test_"))
+    every = {*results}
+    known = sorted(key for key in every if not key.startswith("test_"))
     for key in (name, f"best_{name}", f"best_val_{name}"):
         if key in known:
             return key
     hint = did_you_mean(name, [key.removeprefix("best_val_") for key in known])
-    raise SettingsError(f"{given}: no job has this result; {hint}")
+    why = "test results choose nothing" if name in every else "no job has this result"
+    raise SettingsError(f"{given}: {why}; {hint}")
 
 
 def _row(project: Project, job: Job, full: bool, test: bool) -> dict[str, Any]:
@@ -533,7 +535,8 @@ def _print_settings(job: Job) -> None:
     print("settings")
     width = max(map(len, job.plain), default=0)
     for name, value in job.plain.items():
-        default = as_plain(known[name].default) if name in known else value
+        has_default = name in known and not known[name].required
+        default = as_plain(known[name].default) if has_default else value
         usual = f"  (default: {as_text(default) or 'empty'})" if value != default else ""
         text = identity.CONTROL.sub("?", as_text(value))
         print(f"  {name:{width}}  {text}{usual}".rstrip())

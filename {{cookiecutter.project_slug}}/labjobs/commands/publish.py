@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from zipfile import ZipFile
+from zipfile import BadZipFile, ZipFile
 
 from labjobs import exit_status, layout, locks
 from labjobs.commands import inventory, replay
@@ -135,6 +135,10 @@ def _write_attempt(attempt: Recorded, runs: Path, weights: bool, logs: bool) -> 
             shutil.copytree(source / name, folder / name)
         elif (source / name).exists():
             shutil.copyfile(source / name, folder / name)
+    for name in layout.PREDICTIONS, layout.BEST:
+        if (folder / name).exists() and not _is_whole(folder / name):
+            line = f"{name} is damaged; --force makes the job start over"
+            raise JobError(f"{attempt.name} cannot be published: {line}")
     outcome = journal.record_of(source, layout.OUTCOME)
     if Path(outcome["data_root"]).is_absolute():
         outcome["data_root"] = str(Runtime.data_root)
@@ -150,6 +154,15 @@ def _write_attempt(attempt: Recorded, runs: Path, weights: bool, logs: bool) -> 
         if path.is_file() and not (runs / name).exists():  # there need not be a split
             (runs / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(path, runs / name)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file of arrays or weights, which is a zip archive, can be read."""
+    try:
+        with ZipFile(path) as packed:
+            return packed.testzip() is None
+    except (BadZipFile, zlib.error, NotImplementedError):
+        return False
 
 
 def _shared(attempt: Recorded) -> Iterator[str]:

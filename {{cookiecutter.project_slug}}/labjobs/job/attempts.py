@@ -147,7 +147,8 @@ def check_inputs(settings: Any, runs_root: Path, coming: Collection[str] = ()) -
             continue
         try:
             if not settings_of(job, runs_root):
-                raise SettingsError("there is no such job; `python jobs.py list` shows all")
+                here = f"there is no such job in {files.shown(runs_root)}"
+                raise SettingsError(f"{here}; `python jobs.py list` shows all, also elsewhere")
         except SettingsError as error:
             raise SettingsError(f"{flag} {job}: {error}") from None
         if problem := _problem(job, runs_root):

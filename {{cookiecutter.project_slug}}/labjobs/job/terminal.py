@@ -153,14 +153,18 @@ def prepare_streams() -> None:
 
 
 class _Lasting(FileIO):
-    """A file that can be written to after its reader has left, or its terminal was closed."""
+    """A file that can be written to after its reader has left, or its terminal was closed. A full
+    disk is an error once."""
+
+    _is_full = False
 
     def write(self, data: Any) -> int:
         """Write what can be written."""
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):
+            if error.errno not in (errno.EPIPE, errno.EIO) and not self._is_full:
+                self._is_full = True
                 raise
             return len(data)
 

@@ -93,7 +93,7 @@ sweep() {
   trap 'end_planner && exit 130' INT
   trap 'end_planner && exit 143' TERM HUP
   trap refuse_unknown ERR
-  naming=1 && grid 4>"$work/grid"
+  naming=1 && grid 4>"$work/grid" 3>&2 1>&2 # what it prints is no part of --list --json
   trap - ERR
   if [[ -e $work/wrong ]]; then exit 2; fi
   naming=

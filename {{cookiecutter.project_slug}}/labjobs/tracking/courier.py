@@ -377,7 +377,7 @@ def _send(folder: Path) -> None:
         try:
             lock = locks.take(folder / layout.LOCK)
             if not lock:
-                raise JobError("is running and uploads its results itself")
+                raise JobError("is running and uploads its results itself, or another sync does")
             held.enter_context(lock)
             held.enter_context(locks.waiting(folder / layout.COURIER_LOCK, remove=True))
             delivery = Delivery(folder)

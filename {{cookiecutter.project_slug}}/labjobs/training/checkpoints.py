@@ -406,6 +406,8 @@ def attempt_to_load(job_id: str, runs_root: Path | None = None) -> tuple[Path, E
     root = runs_root or attempts.runs_root()
     job = root / job_id
     found = [path for path in attempts.all_of(job) if (path / layout.BEST).exists()]
+    if not job.is_dir():
+        raise JobError(f"{shown(job)}: there is no such job here; give the whole id")
     if not found:
         line = "a job that trains keeps them from its first evaluation on"
         raise JobError(f"{shown(job)}: no weights are kept; {line}")

@@ -703,7 +703,11 @@ class Job(Generic[S]):
         pause, position = self.runtime.pause_after, self._position
         if pause is None or self._length.steps_per_epoch is None or position.evaluating:
             return
-        if position.step >= self.span(pause):
+        try:
+            due = self.span(pause)
+        except SettingsError as error:  # for epochs of a stream
+            raise SettingsError(f"--pause-after {error}") from None
+        if position.step >= due:
             raise Paused(f"after {position.step} steps, as --pause-after asked")
 
     def _save_if_due(self) -> None:

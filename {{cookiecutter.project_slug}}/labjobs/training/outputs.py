@@ -32,6 +32,7 @@ from labjobs.data.batches import Batches
 from labjobs.data.order import Order, underlying
 from labjobs.distributed.collectives import Processes
 from labjobs.errors import JobError
+from labjobs.job.terminal import log
 
 AHEAD = 8  # largest number of batches on their way to the host; then the oldest is waited for
 NUMPY = (torch.float16, torch.float32, torch.float64)  # floating-point formats that NumPy has
@@ -232,6 +233,7 @@ def in_order(parts: list[Arrays]) -> Arrays:
 # step. The journal names them, and the courier copies them to the job's run.
 
 IN_ROW = 8  # images side by side in a grid
+BEYOND = 0.01  # a pixel's value may be beyond 0 and 1 without a remark
 
 
 def keep_file(folder: Path, name: str, end: str, fill: Callable[[BinaryIO], object]) -> str:
@@ -264,6 +266,8 @@ def as_png(name: str, image: Any) -> bytes:
 
     pixels = torch.as_tensor(image).detach().cpu()
     if pixels.dtype != torch.uint8:
+        if bool(((pixels < -BEYOND) | (pixels > 1 + BEYOND)).any()):
+            log.warning("image %s: has pixels beyond 0 and 1, which are cut off", name)
         pixels = (pixels.float().clamp(0, 1) * 255).round().to(torch.uint8)
     if pixels.ndim == 4:
         pixels = make_grid(pixels, IN_ROW, padding=1)
