@@ -51,6 +51,9 @@ def test_a_job_whose_results_are_lost_is_unsent(project):
     stores.delete(project)
     listed = succeeded(project.do("python", "jobs.py", "list")).stdout
     assert listed.splitlines()[-1] == "3 jobs: 1 paused, 2 unsent"
+    drawn = project.do("python", "plot.py")
+    assert drawn.returncode == 1
+    assert "the tracking store does not have 3 jobs that ran here" in drawn.stderr
 
 
 def test_random_changes_of_the_store_are_undone(project, pytestconfig):

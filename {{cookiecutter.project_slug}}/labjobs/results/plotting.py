@@ -16,10 +16,11 @@ from typing import Any
 
 import pandas as pd
 
-from labjobs import exit_status
+from labjobs import exit_status, layout
 from labjobs.cli.parser import Parser, unknown_flag
 from labjobs.errors import JobError, SettingsError, few, require_known
 from labjobs.files import PROJECT, write_json, write_text
+from labjobs.job import attempts
 from labjobs.job.identity import DEFAULT
 from labjobs.job.terminal import counted, leave, prepare_streams
 from labjobs.results import (
@@ -205,6 +206,7 @@ def _tried(
     """Return the jobs that the command line asks for."""
     if args.experiment == experiment_name():
         stored_jobs.settle(args.experiment)
+        _name_unsent(args.experiment)
     every = tables.jobs(args.experiment, kind, script)
     if args.job and args.job not in set(every.loc[~every["diverged"], "job_id"]):
         raise SettingsError(f"--job {args.job}: no finished job has this id")
@@ -224,6 +226,18 @@ def _tried(
     rows = (row for some in others for row in some.to_dict("records"))
     jobs.attrs[tables.UNFINISHED] = tables.Rows(rows)
     return _Found(every, jobs, _other_code(jobs, args.any_code))
+
+
+def _name_unsent(experiment: str) -> None:
+    """Say which jobs in the project's folder of runs the store does not have, so that no figure
+    counts them."""
+    known = stored_jobs.known(experiment)
+    here = [] if known.problem else [*attempts.runs_root().glob("[0-9a-f]*")]
+    others = [path for path in here if path.name not in known.runs]
+    if unsent := sorted(path.name for path in others if any(path.glob(f"*/{layout.JOURNAL}"))):
+        count = counted(len(unsent), "job")
+        line = f"the tracking store does not have {count} that ran here ({few(unsent, 2)})"
+        print(f"plot.py: {line}; python jobs.py sync sends what is missing", file=sys.stderr)
 
 
 def _draw(
