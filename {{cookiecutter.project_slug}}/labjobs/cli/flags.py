@@ -266,6 +266,8 @@ def of(kind: type) -> Flags:
 def _flag(field: Field[Any], annotation: Any) -> Flag:
     """The flag of a field. Raises TypeError or ValueError if it cannot be one."""
     rules, default = field.metadata, field.default
+    if field.default_factory is not MISSING:
+        raise ValueError("a default_factory makes no flag; give a default such as a tuple")
     if default is MISSING and annotation not in (JobId, Weights):
         raise ValueError("needs a default")
     if not field.init:

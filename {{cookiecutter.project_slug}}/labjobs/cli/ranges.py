@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -77,6 +78,12 @@ class Range(NamedTuple):
         return NormalDist(low, high).cdf(float(value))
 
 
+def _meaning(word: str) -> float | str:
+    with suppress(ValueError):
+        return float(word)
+    return word
+
+
 def parse(flag: str, text: str) -> Range:
     """Return the range that a text such as `log 1e-4 1e-1` means. Raises SettingsError if it means
     none."""
@@ -88,6 +95,10 @@ def parse(flag: str, text: str) -> Range:
     try:
         words = shlex.split(form)[1:]
         if kind == "choice" and words:
+            if len({*map(_meaning, words)}) < len({*words}):
+                raise SettingsError(
+                    f"search: {flag} '{form}': two of its values are the same number"
+                )
             return Range(flag, text, condition, kind, choices=words)
         low, high = map(int if kind.endswith("int") else float, words)
     except ValueError:

@@ -235,7 +235,8 @@ def read(name: str) -> Script:
     file = CODE / f"{name}.py"
     if "/" in name or not file.is_file():  # it must be beside run.py
         known = did_you_mean(file.name, sorted(path.name for path in CODE.glob("*.py")))
-        raise SettingsError(f"{file.name}: there is no such script; {known}")
+        known = "a script lies beside run.py; give its name alone" if "/" in name else known
+        raise SettingsError(f"{name}.py: there is no such script; {known}")
     tree = parsed(file)
     imported = {
         alias.asname or alias.name: (statement.module, alias.name)

@@ -208,8 +208,13 @@ def _tried(
         stored_jobs.settle(args.experiment)
         _name_unsent(args.experiment)
     every = tables.jobs(args.experiment, kind, script)
-    if args.job and args.job not in set(every.loc[~every["diverged"], "job_id"]):
-        raise SettingsError(f"--job {args.job}: no finished job has this id")
+    if args.job:
+        finished = every.loc[~every["diverged"], "job_id"]
+        named = [job for job in finished if job.startswith(args.job)]
+        if len(named) != 1:
+            why = "give more digits of its id" if named else "no finished job has this id"
+            raise SettingsError(f"--job {args.job}: {why}")
+        (args.job,) = named
     if args.task:
         tasks = {
             str(each): name for name in groups.with_role(every, "task") for each in every[name]
