@@ -313,7 +313,9 @@ class FewOfStream(IterableDataset[Any]):
         return islice(self._source, self._count)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["_source"], name)
+        if name.startswith("_"):  # what copies and pickles ask for
+            raise AttributeError(name)
+        return getattr(self._source, name)
 
     def shard(self, number: int, index: int) -> "FewOfStream":
         """Return a part of it."""

@@ -200,6 +200,14 @@ def answers(trials: Trials) -> Iterator[tuple[str, Answer]]:
     yield "settings", _settings(trials)
 
 
+MISSING = "something is missing in job.resume(…), or changes between a step and its evaluation"
+
+OTHER_BATCHES = (
+    "batches depend on something that is not restored; of a stream, on what is missing in its "
+    "state_dict() or, without one, on something else than its set_epoch() is given"
+)
+
+
 def _exact_resume(trials: Trials) -> Answer:
     """Does a job that is interrupted and continued end with the same bits?"""
     whole, parts = trials.whole, trials.interrupted
@@ -221,14 +229,7 @@ def _exact_resume(trials: Trials) -> Answer:
     if differ:
         said += f" (not the same at the end: {', '.join(differ)})"
     seen = trials.watched
-    why = "something is missing in job.resume(…), or changes between a step and its evaluation"
-    if found.kind == Kind.BATCH:
-        why = (
-            "the batches depend on something that is not restored; of a stream, on what is missing "
-        )
-        why += (
-            "in its state_dict() or, without one, on something else than its set_epoch() is given"
-        )
+    why = OTHER_BATCHES if found.kind == Kind.BATCH else MISSING
     missing = Finding(whole.resumed_at, why)
     # The likely cause: data that changes, else what the code carries from step to step.
     place, why = [*seen.unstable, *seen.changes, missing][0]
