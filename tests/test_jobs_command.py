@@ -292,7 +292,7 @@ def test_damaged_records(jobs):
         (("list", "--jsn"), "--jsn: no such flag; did you mean --json?"),
         (("list", "--runs-root", "nowhere"), "--runs-root: there is no folder nowhere"),
         (("sync", "--runs-root", "nowhere"), "--runs-root: there is no folder nowhere"),
-        (("list", "--by", "test_loss", "--test"), "--by test_loss: no job has this result"),
+        (("list", "--by", "test_loss", "--test"), "--by test_loss: test results choose nothing"),
         (("list", "--where", "learning"), "--where learning: must look like 'lr>1e-3'"),
         (("list", "--where", "lrr>1"), "--where lrr>1: no such setting; did you mean lr?"),
         (("cluster",), "which command? cluster check; see --help"),
