@@ -25,6 +25,7 @@ from labjobs.files import json_of
 from labjobs.job import code_evidence, data_evidence, identity
 from labjobs.job.terminal import Interruption, counted
 from labjobs.results import groups, samples, tables
+from labjobs.results.figure_files import plain
 from labjobs.results.intervals import NEEDED
 from labjobs.results.metrics import Measured, NoResults, Part, declared
 from labjobs.results.style import number
@@ -252,7 +253,7 @@ def _of_groups(one: Side, other: Side, differ: set[str]) -> Rows:
             measured = Measured(name, metric, part)
             a, b = (samples.sample(jobs[jobs["job_id"].isin(ids)], measured) for ids in of)
             if len(a) and len(b):
-                rows.append(_compared(f"{cell} {measured.result}".strip(), a, b))
+                rows.append(_compared(plain(f"{cell} {measured.result}".strip()), a, b))
     except NoResults as none:
         raise JobError(f"results: {none}") from none
     return rows
