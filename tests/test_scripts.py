@@ -158,8 +158,8 @@ def test_a_wrong_id_is_refused_before_anything_starts(project):
     refused = project.do("bash", "run.sh")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.splitlines() == [
-        f"job 2, {wrong}: --first {'0' * 12}: there is no such job; "
-        "`python jobs.py list` shows all",
+        f"job 2, {wrong}: --first {'0' * 12}: there is no such job in runs; "
+        "`python jobs.py list` shows all, also elsewhere",
         "run.sh: 1 of 2 jobs are wrong; nothing was started",
     ]
 
