@@ -28,7 +28,7 @@ from labjobs.results import groups, samples, tables
 from labjobs.results.figure_files import plain
 from labjobs.results.intervals import NEEDED
 from labjobs.results.metrics import Measured, NoResults, Part, declared
-from labjobs.results.style import number
+from labjobs.results.style import number, or_zero
 from labjobs.settings import roles as declared_roles
 from labjobs.tracking.mlflow_client import experiment_name
 
@@ -270,7 +270,11 @@ def _compared(name: str, a: samples.Sample, b: samples.Sample) -> dict[str, Any]
         row |= {"low": low, "high": high, "paired": found.paired}
         how = f"95% interval {number(low)} to {number(high)}, {found.n} "
         how += "pairs" if found.paired else "repeats, not paired"
-    return {**row, "difference": change, "said": f"{said}  {what} {number(change)} ({how})"}
+    return {
+        **row,
+        "difference": change,
+        "said": f"{said}  {what} {number(or_zero(change, of_a))} ({how})",
+    }
 
 
 # `bisect`. Mixtures of the two codes, definition by definition, run as far as the curves part.
