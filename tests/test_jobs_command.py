@@ -80,6 +80,11 @@ def test_test_results_are_printed_on_demand(made):
     assert tested["metrics"]["test_loss"] > 0
 
 
+def test_a_full_disk_is_said_once(made):
+    done = made.project.do("bash", "-c", "exec python jobs.py list >/dev/full")
+    assert one_line(done, 1).startswith("jobs.py: the disk is full")
+
+
 def test_list_sorts_and_selects(made):
     def listed(*words):
         return [row["id"] for row in made.json("list", *words)]

@@ -349,3 +349,6 @@ def test_what_cannot_be_published_is_said(project, published, tmp_path):
     assert f"job {paused} cannot be published: it has not finished" in publish(
         job, paused, str(tmp_path / "new")
     )
+    damaged = project.folder(job) / "predictions.npz"
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    assert "predictions.npz is damaged" in publish(job, str(tmp_path / "new"))

@@ -108,6 +108,7 @@ def test_jobs_and_figures_know_which_script_it_was(made):
     job = next(line.split()[0] for line in listed.splitlines() if "analyse" in line)
     shown = made.do("python", "jobs.py", "show", job).stdout
     assert "command: python analyse.py --first=" in shown and "results     distance " in shown
+    assert "MISSING" not in shown  # a default that the setting does not have
     table = "from labjobs.results import tables; from labjobs.tracking import mlflow_client as e;"
     table += "jobs = tables.jobs(e.experiment_name()); print(len(jobs), 'first' in jobs)"
     assert made.do("python", "-c", table).stdout == "2 False\n"

@@ -183,7 +183,7 @@ def test_a_captured_job_prints_its_id_and_others_print_nothing(lab):
         "printf '0\\n1\\n' | while read -r seed; do job --seed \"$seed\"; done",
         f"id=$({odd} --seed 2)",
         f"{odd} --seed 2",
-        'echo "captured $id" >&2',
+        'echo "captured $id"',
         'second=$(job analyse.py --first "$id" --note end)',
         'job analyse.py --first "$second"',
     )

@@ -86,6 +86,14 @@ def test_images_of_any_layout(toy, tmp_path, image, mode):
         assert np.abs(np.asarray(drawn).astype(int) - 128).max() <= 1
 
 
+def test_pixels_that_are_cut_off_are_named(toy, tmp_path):
+    loop = Logging(2 * torch.rand(3, 4, 5) - 1)
+    loop.file = tmp_path / "file.txt"
+    loop.file.write_text("")
+    log = (toy.done(loop=loop).folder / "log.txt").read_text()
+    assert "image grid: has pixels beyond 0 and 1, which are cut off" in log
+
+
 @pytest.mark.parametrize(
     ("image", "name", "said"),
     [

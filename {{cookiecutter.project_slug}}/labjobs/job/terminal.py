@@ -4,6 +4,7 @@ It shows a bar on a terminal, plain lines elsewhere (tqdm), of numbers that the 
 it never waits for the device. Ctrl-C and other signals are noted, and asked for between steps.
 """
 
+import atexit
 import errno
 import logging
 import os
@@ -17,7 +18,8 @@ from typing import Any, Never
 
 from tqdm import tqdm
 
-from labjobs.exit_status import DONE, SIGNALLED
+from labjobs.errors import cause
+from labjobs.exit_status import DONE, FAILED, SIGNALLED
 
 # How signals end a job: immediately or, while it trains, between two steps, since no checkpoint
 # could hold a half-done step. The signals are Ctrl-C (INT), a closed terminal (HUP), TERM, and
@@ -150,21 +152,29 @@ def prepare_streams() -> None:
             encoding, errors = stream.encoding if stream else "utf-8", "backslashreplace"
             by_line = bool(stream and (stream.line_buffering or stream.write_through))  # python -u
             setattr(sys, name, TextIOWrapper(lasting, encoding, errors, line_buffering=by_line))
+    atexit.register(_print_the_rest)
+
+
+def _print_the_rest() -> None:
+    """Write what is left in the buffer. If the disk is full, say so, unless something has been said
+    already; Python would print a trace."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if not _failures:
+            leave(FAILED, f"{os.path.basename(sys.argv[0])}: {cause(error)}")
+        os._exit(FAILED)
 
 
 class _Lasting(FileIO):
-    """A file that can be written to after its reader has left, or its terminal was closed. A full
-    disk is an error once."""
-
-    _is_full = False
+    """A file that can be written to after its reader has left, or its terminal was closed."""
 
     def write(self, data: Any) -> int:
         """Write what can be written."""
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO) and not self._is_full:
-                self._is_full = True
+            if error.errno not in (errno.EPIPE, errno.EIO):
                 raise
             return len(data)
 
@@ -202,8 +212,13 @@ class Terminal(logging.Handler):
                 sys.stdout.flush()
 
 
+_failures: list[int] = []
+"""The exit statuses with which last lines were printed on stderr."""
+
+
 def leave(status: int, line: str) -> int:
     """Print a process's last line, on stderr unless all is well; returns its exit status."""
+    _failures.extend([status] * bool(status))
     if sys.stdout.isatty():
         print("\r\033[K", end="", flush=True)  # what is left of a progress bar
     print(line, file=sys.stderr if status else sys.stdout, flush=True)
