@@ -28,7 +28,7 @@ from labjobs.results import groups, samples, tables
 from labjobs.results.figure_files import plain
 from labjobs.results.intervals import NEEDED
 from labjobs.results.metrics import Measured, NoResults, Part, declared
-from labjobs.results.style import number, or_zero
+from labjobs.results.style import number
 from labjobs.settings import roles as declared_roles
 from labjobs.tracking.mlflow_client import experiment_name
 
@@ -100,7 +100,7 @@ def print_diff(project: Project, given: argparse.Namespace) -> None:
         print(f"{letter}: {each.given}: {few(each.names, 2)}")
     if not alone:
         del sections["curves"]
-        others = f", and {len(pairs) - same} with another seed" if len(pairs) > same else ""
+        others = f", and {len(pairs) - same} of other repeats" if len(pairs) > same else ""
         print(f"{counted(same, 'pair')} of attempts with the same other settings{others}")
     for title, rows in sections.items():
         if rows:
@@ -270,11 +270,9 @@ def _compared(name: str, a: samples.Sample, b: samples.Sample) -> dict[str, Any]
         row |= {"low": low, "high": high, "paired": found.paired}
         how = f"95% interval {number(low)} to {number(high)}, {found.n} "
         how += "pairs" if found.paired else "repeats, not paired"
-    return {
-        **row,
-        "difference": change,
-        "said": f"{said}  {what} {number(or_zero(change, of_a))} ({how})",
-    }
+    if abs(change) < 1e-12 * abs(of_a):  # it comes from rounding alone
+        change = 0.0
+    return {**row, "difference": change, "said": f"{said}  {what} {number(change)} ({how})"}
 
 
 # `bisect`. Mixtures of the two codes, definition by definition, run as far as the curves part.

@@ -33,7 +33,7 @@ from labjobs.job import attempts, code_evidence, data_evidence, identity, journa
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import counted
-from labjobs.results.style import number, or_zero
+from labjobs.results.style import number
 from labjobs.settings import roles
 
 NEEDED = 20.0  # the evidence at which a try is decided: 1 / 0.05
@@ -305,8 +305,7 @@ def _print(found: Try, which: int, as_json: bool) -> None:
     said = found.why
     if found.differences and not said:
         mean, repeats = fmean(found.differences), counted(len(found.differences), "repeat")
-        size = max(map(abs, found.differences))
-        said = f"{found.metric} differs by {number(or_zero(mean, size))}, the mean of {repeats}; "
+        said = f"{found.metric} differs by {number(mean)}, the mean of {repeats}; "
         said += f"evidence {number(found.evidence)} of the {NEEDED:g} that are needed"
     print("; ".join([f"{found.answer}: {said}", *found.conditions]))
     print(f"try {which} of this project; 1 in {NEEDED:g} that change nothing is called different")

@@ -201,11 +201,6 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 
 
-def or_zero(difference: float, size: float) -> float:
-    """Return a difference of values of this size, or 0 if it comes from rounding alone."""
-    return 0.0 if abs(difference) < 1e-12 * abs(size) else difference
-
-
 def numbers(values: Iterable[float], digits: int = 3) -> list[str]:
     """Return results in this many digits, all with the same number of decimals if their sizes are
     similar; NaN is a dash."""
