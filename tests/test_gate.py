@@ -167,6 +167,13 @@ def test_flags_are_tried_with_each_seed_until_it_is_clear(light, lr, metric, ans
     assert tried(light, "--", "--lr", "1.5", metric=metric)["try"] == 2
 
 
+@pytest.mark.full
+def test_a_change_that_only_rounds_otherwise_is_not_called_better(light):
+    edit(light, "run.py", "luck + settings.lr", "(luck + settings.lr) * (1 - 2e-16)")
+    found = tried(light)
+    assert (found["answer"], found["differences"]) == ("undecided", [0.0] * 8)
+
+
 @pytest.mark.alike
 def test_code_is_tried_against_the_last_that_was_not_tried_in_vain(light):
     before = {path.parent.name: path.name for path in light.root.glob("runs/*/*/")}

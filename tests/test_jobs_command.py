@@ -93,6 +93,7 @@ def test_list_sorts_and_selects(made):
     assert listed("--by", "val_loss") == listed("--by", "best_val_accuracy") == best_first
     assert listed("--where", "lr>=1e-2") == listed("--where", "state=finished") == [made.mlp]
     assert listed("--where", "model = convnet", "--where", "lr!=0.01") == [made.convnet]
+    assert len(listed("--where", "eval-every>0.5e", "--where", "pretrained=off")) == 2
     assert made.lines("list", "--where", "batch-size<64") == ["0 jobs"]
 
 
@@ -300,6 +301,11 @@ def test_damaged_records(jobs):
         (("list", "--by", "test_loss", "--test"), "--by test_loss: test results choose nothing"),
         (("list", "--where", "learning"), "--where learning: must look like 'lr>1e-3'"),
         (("list", "--where", "lrr>1"), "--where lrr>1: no such setting; did you mean lr?"),
+        (("list", "--where", "pretrained=no"), "--where pretrained=no: pretrained is on or off"),
+        (
+            ("list", "--where", "eval-every<9"),
+            "eval_every is 1e in some jobs, which is neither",
+        ),
         (("cluster",), "which command? cluster check; see --help"),
         (("cluster", "checks", "lab"), "cluster checks: no such command; did you mean"),
         (

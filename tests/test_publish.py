@@ -224,7 +224,6 @@ def with_a_second_attempt_of_other_settings(folder: Path) -> None:
     second = Path(shutil.copytree(one.parent, one.parents[1] / "00000000"))
     about = read_record(one) | {"settings": read_record(other)["settings"]}
     write_record(second / "settings.json", about)
-    os.utime(second / "metrics.jsonl", (0, 0))  # the other one is the latest
 
 
 def with_a_note_of_uploads(folder: Path) -> None:

@@ -237,6 +237,7 @@ UNKNOWN = "no such flag; see --help"
         ("--on a,b,local", "--on a,b,local: one cluster at a time, and local"),
         ("--json", "--json: only with --list"),
         ("--cost", "--cost: only with --list"),
+        ("--only failed --watch", "--only: not with --watch"),
         ("--budget 0", "--budget 0: must be above 0"),
         ("--budget two", "--budget two: must be none or a number"),
         ("--budget 2 --list", "--budget: not with --list or --watch"),
@@ -394,6 +395,9 @@ def test_states_and_ctrl_c(lab):
     assert stopped.stdout.splitlines()[-1] == last
     found = json.loads(lab.sweep("--list", "--json").stdout)
     assert [row["state"] for row in found] == ["interrupted", "failed", "unsent", "pending"]
+    only = silent(lab.sweep("--list", "--only", "failed")).stdout.splitlines()
+    total = "4 jobs: 1 failed, 1 interrupted, 1 pending, 1 unsent"
+    assert (only[0].split()[0], only[1:]) == (found[1]["id"], [total])
     assert found[0] | {"id": job, "about": "step 2/12, 20 s left"} == found[0]
     assert found[0]["settings"]["seed"] == 2
     assert Path(found[0]["folder"]) == folder

@@ -202,26 +202,10 @@ def pinned(shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> Te
     return torch.zeros(tuple(shape), dtype=dtype, pin_memory=runs_ahead(device))
 
 
-class Event:
-    """A mark in the work that a device has been told to do; on a CPU all of that has been done."""
-
-    def record(self) -> None:
-        """Place it after the work queued so far on the current stream."""
-
-    def query(self) -> bool:
-        """Return whether the device has reached it."""
-        return True
-
-    def synchronize(self) -> None:
-        """Wait until the device has reached it."""
-
-
-def event(device: torch.device) -> Event:
-    """Return an event of the current device."""
-    if device.type == "cpu":
-        return Event()
-    made: Any = torch.mps.Event() if device.type == "mps" else _module(device).Event()
-    return made  # type: ignore[no-any-return]  # it has the same methods
+def event(device: torch.device) -> Any:
+    """Return an event of the current device: `record` places it after the work queued so far on the
+    current stream, `query` and `synchronize` ask and wait for that. On a CPU it has happened."""
+    return _module(device).Event()
 
 
 class SideStream:

@@ -143,17 +143,9 @@ def start(
             if ends:
                 return Fork(ends[0], ours)
             ours.close()
-    command, (stdin, stdout, stderr) = [*python, *words], files
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=env,
-        pass_fds=keep,
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        start_new_session=session,
-    )
+    how: dict[str, Any] = dict(zip(("stdin", "stdout", "stderr"), files, strict=True))
+    how |= {"pass_fds": keep, "start_new_session": session}
+    return subprocess.Popen([*python, *words], cwd=folder, env=env, **how)
 
 
 # The server: this file, run by its path, with the number of its socket and the modules to import.

@@ -58,8 +58,9 @@ def find(_: Project, given: Namespace) -> int:
         require(value is None or value >= least, f"--{flag}", value, f"at least {least}")
     job = _read(given.words, given.runs_root)
     name = getattr(given, "setting", "workers").removeprefix("--").replace("-", "_")
-    if "setting" in given and name not in flags.of(type(job.settings)):
-        line = f"settings.py has no setting `{name}`"
+    known = flags.of(type(job.settings))
+    if "setting" in given and (name not in known or not {int, float} & {*known[name].reader.types}):
+        line = f"settings.py has no setting `{name}` that is a number"
         raise SettingsError(f"{line}; name the setting to use instead with --setting")
     Interruption().listen()
     trials = Trials(given.command, job.runtime.device, given.force)

@@ -118,7 +118,8 @@ def _run(
         if math.isnan(now):
             found.why = f"{found.metric} is NaN in job {tried[job.id].id}, and not in {job.id}"
             return
-        found.differences = [*found.differences, now - was]
+        rounding = math.isclose(now, was, rel_tol=1e-12)
+        found.differences = [*found.differences, 0.0 if rounding else now - was]
         found.conditions = sorted({*found.conditions, *_conditions(before, after)})
         found.evidence = evidence(found.differences)
         if not given.json:
@@ -223,7 +224,7 @@ def _base(
         raise SettingsError("nothing is tried: code and settings are those of these jobs")
     if not found:
         raise SettingsError("none of these jobs has finished; run them first")
-    return max(found.values(), key=lambda each: max(inventory.last_logged(p) for _, p in each))
+    return max(found.values(), key=lambda each: max(journal.last_time(p) for _, p in each))
 
 
 def _metric(given: str, job: Job, attempt: Path) -> tuple[str, int]:

@@ -25,7 +25,7 @@ from labjobs import exit_status, layout, locks
 from labjobs.cli import flags
 from labjobs.cli.flags import as_plain, as_text
 from labjobs.errors import JobError, SettingsError, cause, did_you_mean, require_known
-from labjobs.files import PROJECT, changed, json_of, read_record, shown
+from labjobs.files import PROJECT, json_of, read_record, shown
 from labjobs.job import attempts, code_evidence, identity, journal, runtime
 from labjobs.job.attempts import Evidence
 from labjobs.job.folder import JobFolder
@@ -72,7 +72,7 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
     return {
         "state": "running" if locks.held(path / layout.LOCK) else outcome.get("status", ended),
         **_evidence(job.compare(path) if job else Evidence()),
-        "ended": last_logged(path),
+        "ended": journal.last_time(path) / 1000,
         "code": code_evidence.digest(path),
         "said": str(outcome.get("said", "")),
         "tags": tags,
@@ -113,12 +113,6 @@ def results(stored: StoredJob) -> dict[str, float]:
 
 def _results(metrics: dict[str, float], declared: Collection[str]) -> dict[str, float]:
     return {k: v for k, v in metrics.items() if k.startswith(RESULTS) or k in declared}
-
-
-def last_logged(attempt: Path) -> float:
-    """Return when an attempt last logged something, in seconds since 1970; 0 if that is not
-    known."""
-    return changed(attempt / layout.JOURNAL) / 1e9
 
 
 def _dated(row: dict[str, Any]) -> dict[str, Any]:
@@ -355,9 +349,18 @@ def selected(condition: str, rows: list[dict[str, Any]], flag: str = "") -> list
 
     def fulfils(row: dict[str, Any]) -> bool:
         value = row["state"] if name == "state" else row["settings"].get(name)
-        with suppress(ValueError, TypeError):
-            return bool(holds(float(value), float(wanted)))
-        return bool(holds(as_text(value), wanted))
+        own = as_text(value)
+        if isinstance(value, bool) and wanted not in ("on", "off"):
+            raise SettingsError(f"{flag}{condition}: {name} is on or off")
+        with suppress(ValueError):
+            if own.endswith("e") == wanted.endswith("e"):  # both are epochs, or neither is
+                return bool(holds(*(float(text.removesuffix("e")) for text in (own, wanted))))
+        if holds in (eq, ne):
+            return bool(holds(own, wanted))
+        if value is not None:
+            line = f"{name} is {own} in some jobs, which is neither more nor less than {wanted}"
+            raise SettingsError(f"{flag}{condition}: {line}")
+        return False
 
     return [*filter(fulfils, rows)]
 
@@ -458,7 +461,7 @@ def _row(project: Project, job: Job, full: bool, test: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"ended": 0.0, "result": "", "metrics": {}, "problem": "", "audit": {}}
     here = latest and (state != "finished" or (finished and (not job.folder or job.folder.begun)))
     if here and latest:
-        found |= on_disk(latest, None) if full else {"ended": last_logged(latest)}
+        found |= on_disk(latest, None) if full else {"ended": journal.last_time(latest) / 1000}
         found["result"] = str(outcome.get("said", "")) if finished else ""
     elif stored := project.finished_in_store(job):
         found |= {"ended": stored["ended"] / 1000, "metrics": results(stored)}

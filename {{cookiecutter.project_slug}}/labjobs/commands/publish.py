@@ -14,7 +14,6 @@ the code; a line then says so.
 import argparse
 import hashlib
 import json
-import os
 import platform
 import random
 import re
@@ -187,8 +186,6 @@ def _write_journal(attempt: Recorded, folder: Path) -> None:
             if files := plain.get("files"):
                 plain["files"] = [name for name in files if (folder / name).exists()]
             file.write(journal.encoded(line["line"], json.dumps(plain), seed))
-    written = (attempt.path / layout.JOURNAL).stat().st_mtime_ns
-    os.utime(folder / layout.JOURNAL, ns=(written, written))  # as which its end is listed
 
 
 def _write_figure(figure: Path, part: Path) -> Iterator[Path]:
@@ -343,7 +340,6 @@ def _copied(folder: Path, place: Path) -> list[str]:
         if path.is_file():
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)  # without its mode, by which others could run it as we
-            os.utime(copy, ns=(path.stat().st_mtime_ns,) * 2)
         if not copy.is_file() or sha256(copy) != digest:
             raise JobError(f"{name} is missing or was changed since it was published; not adopted")
     return list(listed)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from labjobs import files, layout, locks
 from labjobs.errors import JobError, SettingsError
 from labjobs.evidence.fingerprint import Fingerprint
-from labjobs.job import code_evidence, data_evidence, identity
+from labjobs.job import code_evidence, data_evidence, identity, journal
 from labjobs.job.data_evidence import Places
 from labjobs.job.journal import record_of
 from labjobs.job.runtime import Runtime
@@ -35,15 +35,15 @@ def name(digest: str) -> str:
 
 
 def all_of(job: Path) -> list[Path]:
-    """Return the folders of a job's attempts that have begun; the last is the one last written."""
-
-    def last_written(attempt: Path) -> int:
-        return max(files.changed(attempt / file) for file in BEGUN)
-
+    """Return the folders of a job's attempts that have begun; the last is the one that has last
+    logged something."""
     try:
-        return sorted(filter(begun, job.iterdir()), key=last_written)
+        found = [*filter(begun, job.iterdir())]
     except OSError:  # it does not exist, or we may not read it
         return []
+    if len(found) > 1:
+        found.sort(key=lambda attempt: (journal.last_time(attempt), attempt.name))
+    return found
 
 
 def begun(attempt: Path) -> bool:

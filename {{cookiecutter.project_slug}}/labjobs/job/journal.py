@@ -2,12 +2,12 @@
 
 `metrics.jsonl` is only ever added to, by one attempt at the job after another:
 
-    {"line": 1, "start": {"journal": "5f1c…", "log_every": "auto"}, "crc": "0c85d0bb"}
+    {"line": 1, "time": 1767225590000, "start": {"journal": "5f1c…", …}, "crc": "0c85d0bb"}
     {"line": 2, "tags": {"commit": "…"}, "crc": "91f4e2d7"}
     {"line": 3, "time": 1767225600000, "step": 12, "metrics": {"train_loss": 0.31}, "crc": "…"}
     {"line": 4, "files": ["profile.txt"], "crc": "…"}
     {"line": 5, "cost": {"process": "tensors", "device_bytes": 8e9}, "crc": "…"}
-    {"line": 6, "end": "FINISHED", "crc": "…"}
+    {"line": 6, "time": 1767225660000, "end": "FINISHED", "crc": "…"}
 
 `crc` is the CRC-32 of the journal's id and the line before the field. It reveals
 changed lines and lines of other journals; the numbers reveal lines that are missing, there twice or
@@ -93,11 +93,27 @@ def id_of(attempt: Path) -> str:
 def last_of(attempt: Path, metric: str) -> dict[str, Any]:
     """Return the last line with a metric, if it is near the end of an attempt's journal; empty if
     it is not, or if the line is damaged or of another journal."""
-    key, lines = f'"{metric}": '.encode(), list[bytes]()
+    key = f'"{metric}": '.encode()
+    lines = [line for line in _tail(attempt) if key in line]
+    return decoded(lines[-1], seed_of(id_of(attempt))) if lines else {}
+
+
+def last_time(attempt: Path) -> int:
+    """Return when an attempt last logged something, in milliseconds since 1970; 0 if its journal
+    does not say."""
+    for line in reversed(_tail(attempt)):
+        with suppress(ValueError):  # half a line
+            if at := json.loads(line).get("time"):
+                return int(at)
+    return 0
+
+
+def _tail(attempt: Path) -> list[bytes]:
+    """The last lines of an attempt's journal; the first of them may lack its beginning."""
     with suppress(OSError), (attempt / layout.JOURNAL).open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-        lines = [line for line in file if key in line]
-    return decoded(lines[-1], seed_of(id_of(attempt))) if lines else {}
+        return file.readlines()
+    return []
 
 
 def lines_of(attempt: Path) -> list[dict[str, Any]]:
@@ -187,7 +203,7 @@ class Journal:
         self._file = path.open("ab", buffering=0)
         finalize(self, self._file.close)
         self._unwritten, self._one_thread = b"", threading.Lock()
-        self._write({"start": self.start})
+        self._write({"time": now(), "start": self.start})
         self.flush()
 
     @property
@@ -246,7 +262,7 @@ class Journal:
 
     def close(self, status: str) -> None:
         """Add MLflow's word for how the attempt ended, and see all of it onto the disk."""
-        self._write({"end": status})
+        self._write({"time": now(), "end": status})
         self.flush()
         self.sync()
 

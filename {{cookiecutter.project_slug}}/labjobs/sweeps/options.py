@@ -40,7 +40,7 @@ class Flags:
 
     # Which jobs
     only: Literal["failed", "interrupted", "pending", "unsent"] | None = None
-    """Run only jobs in this state."""
+    """Run only jobs in this state; with --list, print only these."""
 
     redo_stale: bool = False
     """Run jobs again that were finished or begun with other code or data."""
@@ -125,6 +125,7 @@ def read(words: list[str]) -> tuple[Flags, Cluster | None]:
     wrong = {
         "--json: only with --list": flags.json and not flags.list,
         "--cost: only with --list": flags.cost and not flags.list,
+        "--only: not with --watch": flags.only and flags.watch,
         "--budget: not with --list or --watch": flags.budget and (flags.list or flags.watch),
         "--at-most: only with --on or --slurm": flags.at_most and not away,
         "--piece: only with --on or --slurm": flags.piece and not away,

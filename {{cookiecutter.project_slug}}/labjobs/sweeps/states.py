@@ -20,7 +20,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,31 +128,31 @@ def show(
     entries: Sequence[Entry],
     as_json: bool = False,
     forecast: Forecast | None = None,
-    brief: bool = False,
+    only: Collection[str] = (),
 ) -> Set[str]:
-    """Print a line for each job (brief: only for jobs that run, failed or diverged), and the
+    """Print a line for each job (only for those in some states, if these are named), and the
     totals, with what they will take if there is a forecast; or all that is known of each job, as
-    JSON. Return the words for their states."""
+    JSON. Return the words for the states of all jobs."""
     view = View()
     for bracket in {entry.bracket for entry in entries if entry.bracket}:
         bracket.look()
     of_jobs = {entry.job.id: entry for entry in entries}.values()
     states = {entry: view.of(entry) for entry in of_jobs}
     count = Counter(state.word for state in states.values())
-    left = forecast.left({entry: s.word for entry, s in states.items()}) if forecast else {}
+    shown = {entry: state for entry, state in states.items() if not only or state.word in only}
+    left = forecast.left({entry: s.word for entry, s in shown.items()}) if forecast else {}
     if as_json:
         rows = [
             {"id": job.id, "state": word, "about": about, "folder": str(job.path)}
             | {"code": job.code.digest, "script": job.script, "settings": identity(job.settings)}
             | ({"cost": cost and cost._asdict()} if forecast else {})
-            for job, (word, about), cost in ((e.job, s, left.get(e)) for e, s in states.items())
+            for job, (word, about), cost in ((e.job, s, left.get(e)) for e, s in shown.items())
         ]
         print(json_of(rows))
     else:
-        for entry, (word, about) in states.items():
+        for entry, (word, about) in shown.items():
             job, cost = entry.job, f"{left.get(entry) or ''!s:7}  " if forecast else ""
-            if not brief or word in {"running", "failed", "diverged"}:
-                print(f"{job.id}  {word:11}  {cost}{job.name}" + (about and f"  [{about}]"))
+            print(f"{job.id}  {word:11}  {cost}{job.name}" + (about and f"  [{about}]"))
         said = ", ".join(f"{n} {word}" for word, n in sorted(count.items()))
         print(f"{counted(len(states), 'job')}: {said}")
         for line in forecast.lines(left) if forecast else ():
@@ -167,7 +167,7 @@ def watch(entries: Sequence[Entry]) -> None:
     while True:
         if sys.stdout.isatty():
             print("\033[H\033[2J", end="")
-        found = show(entries, brief=True)
+        found = show(entries, only=("running", "failed", "diverged"))
         if found <= OVER:
             return
         if not found & {"running", "queued"}:

@@ -48,8 +48,8 @@ def run(folder: Path, words: list[str]) -> int:
     budget = Budget(3600 * (flags.budget or math.inf) / flags.gpus_per_job)
     sweep = Sweep(folder, flags, cluster, hosts, lock, budget)
     grid.answer(folder)
-    _leave_when_asked()
     only_shown, first = flags.list or flags.watch, cluster.flags if cluster else ()
+    _leave_when_asked(only_shown)
     confirmed = set[int]()
     _, waiting = _grow(folder, first, confirmed, only_shown)
     try:
@@ -209,7 +209,7 @@ class Sweep:
         else:
             here = [] if self.cluster or not self.flags.cost else self._here(entries)
             of = self._forecast(entries, here) if self.flags.cost else None
-            states.show(entries, self.flags.json, of)
+            states.show(entries, self.flags.json, of, [self.flags.only] if self.flags.only else ())
         return exit_status.DONE
 
     def _forecast(self, entries: list[Entry], places: Sequence[Gpu | Slot]) -> Forecast:
@@ -406,16 +406,16 @@ def _name_left_out(entries: list[Entry]) -> int:
     return int(any(entry.state == "stale" for entry in entries))
 
 
-def _leave_when_asked() -> None:
+def _leave_when_asked(only_shown: bool = False) -> None:
     """End the process by a signal, until the queue begins."""
     for number, status in (signal.SIGUSR1, 130), (signal.SIGTERM, 143):
-        signal.signal(number, partial(_leave_early, status))
+        signal.signal(number, partial(_leave_early, status, only_shown))
 
 
-def _leave_early(status: int, *_: object) -> NoReturn:
+def _leave_early(status: int, only_shown: bool, *_: object) -> NoReturn:
     for number in (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    sys.exit(leave(status, "run.sh: nothing was started"))
+    sys.exit(status if only_shown else leave(status, "run.sh: nothing was started"))
 
 
 def main(folder: Path, words: list[str]) -> int:

@@ -56,7 +56,7 @@ class Outputs:
         self._folder, self._device, self._processes = folder, device, processes or Processes()
         self._sizes: list[int] = []  # examples in each batch
         self._columns: dict[str, _Column] = {}
-        self._copies: deque[tuple[devices.Event, dict[str, Tensor]]] = deque()
+        self._copies: deque[tuple[Any, dict[str, Tensor]]] = deque()
         self._passes: dict[Batches | None, int] = {}  # of each set of batches that values come from
         self.batch_of: Batches | None = None  # where the next outputs' batch comes from
 
