@@ -359,14 +359,6 @@ class Failure(NamedTuple):
     place: Place | None
 
 
-class SeenInEvaluation(NamedTuple):
-    """Whether an evaluation used global random numbers, and where: torch's first, in the code that
-    reads the batches, or else there."""
-
-    drew: bool
-    place: Place | None
-
-
 NO_TRAINING = Answer(unknown="since job.resume(…) is not called")
 
 
@@ -393,7 +385,9 @@ class Outcome:
     changes: tuple[Finding, ...] = ()  # all that is carried from step to step and not restored
     unstable: list[Finding] = field(default_factory=list)
     """Datasets whose examples are not the same when they are read again."""
-    evaluations: list[SeenInEvaluation] = field(default_factory=list)
+    evaluations: list[tuple[bool, Place | None]] = field(default_factory=list)
+    """Whether each drew from the global random numbers, and where."""
+
     changed_in_evaluation: list[Finding] = field(default_factory=list)
     in_background: bool = False
     clock: Place | None = None  # where a clock is first read

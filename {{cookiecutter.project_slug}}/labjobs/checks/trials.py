@@ -271,8 +271,9 @@ def _evaluation(trials: Trials) -> Answer:
         return Answer(unknown="since no validation or test batches are read")
     found = list(dict.fromkeys(seen.changed_in_evaluation))
     # What is random in evaluation, in at most one line.
-    drew = [each for each in seen.evaluations if each.drew]
-    place, drawn = (drew or seen.evaluations)[0].place, ": random numbers are drawn" if drew else ""
+    drew = [at for has_drawn, at in seen.evaluations if has_drawn]
+    place = (drew or [at for _, at in seen.evaluations])[0]
+    drawn = ": random numbers are drawn" if drew else ""
     both = trials.whole.facts, seen.facts
     logged = ({f: v for f, v in facts.items() if f.kind in LOGGED} for facts in both)
     differs = first_difference(*logged)

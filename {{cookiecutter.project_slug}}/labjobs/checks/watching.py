@@ -26,7 +26,6 @@ from labjobs.checks.facts import (
     Carried,
     Finding,
     Moment,
-    SeenInEvaluation,
     ShortJob,
     attribute_at,
     digest,
@@ -371,7 +370,7 @@ class Watched(ShortJob):
         """Look at a pass over batches, unless it is in another thread, or before training."""
         in_background = threading.current_thread() is not threading.main_thread()
         self.outcome.in_background |= in_background
-        if in_background or not self._evaluates:
+        if in_background or not (self._position.evaluating or self._position.over):
             yield
             return
         frames = running()
@@ -382,10 +381,6 @@ class Watched(ShortJob):
             self._changing(self._parts),
         ):
             yield
-
-    @property
-    def _evaluates(self) -> bool:
-        return self._position.evaluating or self._position.over
 
     @contextmanager
     def _changing(self, parts: Iterable[str]) -> Iterator[None]:
@@ -414,7 +409,7 @@ class Watched(ShortJob):
             yield
         drew = digest(self._random.state_dict()) != others
         self._random.load_state_dict(training)
-        self.outcome.evaluations.append(SeenInEvaluation(drew, [*drawn_at, at][0]))
+        self.outcome.evaluations.append((drew, [*drawn_at, at][0]))
 
     def _called(self, frame: FrameType, event: str, called: Any) -> None:
         """Note the first line that reads a clock, and look at all of a function that evaluates.

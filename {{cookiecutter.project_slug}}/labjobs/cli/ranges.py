@@ -78,7 +78,8 @@ class Range(NamedTuple):
         return NormalDist(low, high).cdf(float(value))
 
 
-def _meaning(word: str) -> float | str:
+def meaning(word: str) -> float | str:
+    """Return a word of a command as a number, if it is one: 1e-3 and 0.001 are the same."""
     with suppress(ValueError):
         return float(word)
     return word
@@ -95,7 +96,7 @@ def parse(flag: str, text: str) -> Range:
     try:
         words = shlex.split(form)[1:]
         if kind == "choice" and words:
-            if len({*map(_meaning, words)}) < len({*words}):
+            if len({*map(meaning, words)}) < len({*words}):
                 raise SettingsError(
                     f"search: {flag} '{form}': two of its values are the same number"
                 )

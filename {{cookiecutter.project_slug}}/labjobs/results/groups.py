@@ -239,7 +239,8 @@ def ranked(
     as the worst: one seed of ten that diverged costs little, and most of them cost everything.
     `by_median` decides this instead if the jobs are only a part of those that a figure compares.
     """
-    by_median = lacks_results(jobs, metric) if by_median is None else by_median
+    if by_median is None:
+        by_median = len(finite(jobs, metric.result)) < len(jobs)
 
     def rank(item: tuple[str, pd.DataFrame]) -> tuple[bool, float, float]:
         """Return what a group of jobs is sorted by: first, whether it has no result."""
@@ -251,11 +252,6 @@ def ranked(
         return not len(each), median, -metric.sign * mean
 
     return dict(sorted(groups(jobs, by).items(), key=rank))
-
-
-def lacks_results(jobs: pd.DataFrame, metric: Measured) -> bool:
-    """Return whether some jobs diverged or have no finite result, so that medians rank them."""
-    return len(finite(jobs, metric.result)) < len(jobs)
 
 
 def best(jobs: pd.DataFrame) -> str:

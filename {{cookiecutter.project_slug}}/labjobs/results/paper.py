@@ -4,7 +4,6 @@ Numbers with a decimal point are looked for in the tables and captions that plot
 rounded as in the text, or as a percentage.
 """
 
-import csv
 import json
 import re
 from collections import Counter
@@ -60,12 +59,8 @@ def findings(paper: Path, figures: Path, of_tables: Path) -> list[str]:
 def _known(figures: Path, of_tables: Path) -> Iterator[float]:
     """All numbers in the tables and captions."""
     for path in sorted(of_tables.glob("*.csv")):
-        for row in csv.reader(path.read_text("utf-8").splitlines()):
-            for cell in row:
-                try:
-                    yield float(cell)
-                except ValueError:
-                    continue
+        cells = pd.read_csv(path, dtype=str).to_numpy().ravel()
+        yield from pd.to_numeric(cells, errors="coerce")
     captions = [*figures.glob("*.tex"), *of_tables.glob("*.tex")]
     for path in sorted(captions):
         for number in re.findall(r"\d+\.\d+(?:e-?\d+)?", path.read_text("utf-8")):

@@ -161,11 +161,9 @@ def heatmap(ax: Axes, rows: Mapping[str, pd.DataFrame], x: str, metric: Measured
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     cell = name_columns(ax, list(columns.values()))
-    shown = (metric.factor * grid).ravel().tolist()
-    texts = style.numbers(shown)
-    if not metric.log and np.isfinite(spans).all(axis=1).any():  # digits that these justify
-        digits = style.decimals(spans)
-        texts = [style.rounded(value, digits).replace("nan", "–") for value in shown]
+    shown = (metric.factor * grid).ravel()
+    digits = None if metric.log else style.decimals(spans, shown[np.isfinite(shown)])
+    texts = [style.rounded(value, digits).replace("nan", "–") for value in shown.tolist()]
     if not _fill_cells(ax, image, texts, cell):
         ticks = partial(plain, factor=metric.factor)
         bar = text.figure_of(ax).colorbar(image, ax=ax, format=ticks)

@@ -141,7 +141,7 @@ class Difference(NamedTuple):
     paired: bool
     n: int  # number of repeats: of pairs, or of the smaller sample
     of: tuple[Sample, Sample]  # with the results that are compared
-    p: float  # adjusted for all comparisons
+    p: float = 1.0  # adjusted for all comparisons
 
     @property
     def over(self) -> str:
@@ -154,10 +154,6 @@ class Difference(NamedTuple):
         return self.p < LEVEL
 
 
-_Found = tuple[Estimate, bool, int, tuple[Sample, Sample]]
-"""The fields of a Difference, but for its probability."""
-
-
 def differences(samples: Mapping[str, Sample], reference: str) -> dict[str, Difference]:
     """Return how samples differ from the one with a name; those with too few repeats for an
     interval are left out, and all if the reference has too few."""
@@ -167,8 +163,8 @@ def differences(samples: Mapping[str, Sample], reference: str) -> dict[str, Diff
         for name, each in samples.items()
         if name != reference and each.is_shown and base.is_shown
     }
-    adjusted = intervals.holm({name: _p(samples[name], base, of[0]) for name, of in found.items()})
-    return {name: Difference(*found[name], p) for name, p in adjusted.items()}
+    alone = {name: _p(samples[name], base, each.estimate) for name, each in found.items()}
+    return {name: found[name]._replace(p=p) for name, p in intervals.holm(alone).items()}
 
 
 def _p(each: Sample, base: Sample, difference: Estimate) -> float:
@@ -178,9 +174,8 @@ def _p(each: Sample, base: Sample, difference: Estimate) -> float:
     return 1.0 if better.lost else difference.p
 
 
-def _difference(first: Sample, second: Sample) -> _Found:
-    """The difference of two samples, paired by repeat and example as far as that is possible,
-    whether it is paired, the number of repeats, and the results that are compared."""
+def _difference(first: Sample, second: Sample) -> Difference:
+    """The difference of two samples, paired by repeat and example as far as that is possible."""
     shared = [repeat for repeat in first.results.index if repeat in second.results.index]
     one, other = _part(first, shared), _part(second, shared)
     log, n = first.metric.log, len(shared)
@@ -195,12 +190,12 @@ def _difference(first: Sample, second: Sample) -> _Found:
         found = Estimate(alone[0].mean - alone[1].mean, parts, log)
     mine, its, of = one.of_examples, other.of_examples, (one, other)
     if mine is None or its is None:
-        return found, paired, n, of
+        return Difference(found, paired, n, of)
     both = one.which, other.which
     if all(both) and len(both[0]) == len(both[1]) and all(map(np.array_equal, *both)):
-        return intervals.with_examples(found, mine - its), paired, n, of
+        return Difference(intervals.with_examples(found, mine - its), paired, n, of)
     apart = intervals.with_examples(intervals.with_examples(found, mine), its)
-    return apart, False, n, of  # not the same examples, even if there are as many
+    return Difference(apart, False, n, of)  # not the same examples, even if there are as many
 
 
 def _part(sample: Sample, repeats: list[Any]) -> Sample:

@@ -22,7 +22,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from labjobs.cli.flags import as_text, option
-from labjobs.cli.ranges import Range, parse
+from labjobs.cli.ranges import Range, meaning, parse
 from labjobs.job.terminal import counted
 from labjobs.results import figures, groups, intervals, samples, style, tables, text
 from labjobs.results.metrics import CURE, Measured, NoResults, chooser, shown
@@ -133,23 +133,15 @@ def choices(of: Sequence[Range]) -> dict[Any, int]:
     """Return the choices of ranges by their places, numbers in their order; none if all are
     drawn from intervals."""
     words = [word for its in of for word in its.choices]
-    numbers = all(isinstance(_number(word), float) for word in words)
-    each = {_number(word) if numbers else word for word in words}
+    numbers = all(isinstance(meaning(word), float) for word in words)
+    each = {meaning(word) if numbers else word for word in words}
     return {value: place for place, value in enumerate(style.names(each))}
 
 
 def _of_choices(words: NDArray[Any], known: Mapping[Any, int]) -> Numbers:
     """The places of words (N,) among known choices; NaN without a word."""
-    places = (known.get(word, known.get(_number(word or ""), np.nan)) for word in words)
+    places = (known.get(word, known.get(meaning(word or ""), np.nan)) for word in words)
     return np.fromiter(places, dtype=float)
-
-
-def _number(word: str) -> float | str:
-    """A word of a command as a number, if it is one: 1e-3 and 0.001 are the same."""
-    try:
-        return float(word)
-    except ValueError:
-        return word
 
 
 def searches(jobs: pd.DataFrame) -> list[Search]:
@@ -562,7 +554,8 @@ def _ranks(search: Search) -> tuple[Numbers, dict[float, str]]:
     ranks = np.full(len(search.trials), np.nan)
     known = search.order[np.isfinite(search.results[search.order])]
     ranks[known] = np.linspace(1, 0, len(known))
-    ends = style.numbers(search.metric.factor * search.results[known[[0, -1]]])
+    first_and_last = search.metric.factor * search.results[known[[0, -1]]]
+    ends = [style.rounded(each, None) for each in first_and_last]
     lost = {ABSENT: "no result"} if len(known) < len(ranks) else {}
     return ranks, dict(zip((1, 0), ends, strict=True)) | lost
 

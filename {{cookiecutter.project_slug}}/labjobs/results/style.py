@@ -124,8 +124,7 @@ LINES: tuple[Any, ...] = (
 )
 MARKERS = "osD^vP"
 
-SMALL, LARGE = 1e-3, 1e5  # the range in which results are written without an exponent
-ALIKE = 100  # largest ratio between results that are written with the same number of decimals
+LARGE = 1e5  # from which on results are written with an exponent
 
 _labels: dict[str, str] = {}
 
@@ -199,18 +198,6 @@ def settings(names: Sequence[str]) -> str:
 def number(value: float, digits: int = 3) -> str:
     """Return a number in few characters, without superscripts: 0.001, 1e-5."""
     return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
-
-
-def numbers(values: Iterable[float], digits: int = 3) -> list[str]:
-    """Return results in this many digits, all with the same number of decimals if their sizes are
-    similar; NaN is a dash."""
-    each = [float(value) for value in values]
-    sizes = [abs(value) for value in each if value and math.isfinite(value)]
-    largest, smallest = max(sizes, default=1.0), min(sizes, default=1.0)
-    similar = smallest > SMALL and largest < min(LARGE, ALIKE * smallest)
-    decimals = max(0, digits - 1 - math.floor(math.log10(largest)))
-    texts = [f"{value:.{decimals}f}" if similar else number(value, digits) for value in each]
-    return ["–" if text == "nan" else signed(text) for text in texts]
 
 
 def decimals(found: Iterable[Sequence[Any]], values: Iterable[float] = ()) -> int | None:

@@ -309,11 +309,7 @@ def _why_none(experiment: str, script: str, diverged: int) -> str:
 # test example by `job.keep_outputs`.
 
 KEPT = ["run_id", "job_folder", "job_id", "data"]  # a job's columns that say what it has kept
-TRUE = (
-    "label",
-    "target",
-    layout.GROUP,
-)  # outputs that are no result of a job, but known of an example
+TRUE = ("label", "target", layout.GROUP)  # outputs that are known of an example, and no result
 
 MOST_CLASSES = 1000  # largest number of classes that a figure can show
 
