@@ -59,7 +59,7 @@ def findings(paper: Path, figures: Path, of_tables: Path) -> list[str]:
 def _known(figures: Path, of_tables: Path) -> Iterator[float]:
     """All numbers in the tables and captions."""
     for path in sorted(of_tables.glob("*.csv")):
-        cells = pd.read_csv(path, dtype=str).to_numpy().ravel()
+        cells = pd.Series(pd.read_csv(path, dtype=str).to_numpy().ravel())
         yield from pd.to_numeric(cells, errors="coerce")
     captions = [*figures.glob("*.tex"), *of_tables.glob("*.tex")]
     for path in sorted(captions):
