@@ -2,10 +2,13 @@
 are light, without torch, like those of test_refactors.py."""
 
 import json
+import signal
+import sys
 
 import numpy as np
 import pytest
-from faults import Project, one_line, succeeded
+from faults import Project, ended, one_line, succeeded, wait_until
+from labjobs import locks
 from labjobs.commands.gate import NEEDED, evidence
 from test_refactors import JOBS
 
@@ -276,6 +279,21 @@ def test_other_data_seeds_and_evaluations_are_no_better_settings(light):
 def test_what_cannot_be_tried_is_said_in_one_line(light, words, said):
     assert said in one_line(light.do("python", "jobs.py", "try", *words), 2)
     assert not (light.root / "tries.jsonl").exists()
+
+
+@pytest.mark.full
+def test_interrupted_it_ends_its_job_and_goes_on_when_it_is_called_again(light):
+    wait = "    while settings.lr > 3 and not os.path.exists('go'):\n        time.sleep(0.05)\n"
+    edit(light, "run.py", "    weight = data", f"    import os, time\n{wait}    weight = data")
+    words = "jobs.py", "try", "--against", "lr=1", "--metric", "loss", "--", "--lr", "4"
+    trying = light.command(sys.executable, *words)
+    wait_until(lambda: len([*light.root.glob("runs/*/*/")]) > 8)
+    trying.send_signal(signal.SIGTERM)
+    done = ended(trying)
+    assert done.returncode == 143 and "jobs.py: try was interrupted by SIGTERM" in done.stderr
+    assert not [p for p in light.root.glob("runs/*/*/lock") if locks.held(p)]
+    (light.root / "go").touch()
+    assert tried(light, "--", "--lr", "4")["answer"] == "worse"
 
 
 def test_a_group_is_one_setting(light):

@@ -54,6 +54,9 @@ def test_the_store_has_one_run_with_everything(project, finished):
     job = job_of(finished)
     ((run, status),) = project.runs(job)
     assert status == "FINISHED"
+    ((begun, ended),) = project.ask("SELECT start_time, end_time FROM runs WHERE run_uuid = ?", run)
+    journal = (project.folder(job) / "metrics.jsonl").read_text().splitlines()
+    assert (begun, ended) == tuple(json.loads(journal[place])["time"] for place in (0, -1))
     tags = dict(project.ask("SELECT key, value FROM tags WHERE run_uuid = ?", run))
     assert tags["finished"] == "true" and tags["diverged"] == "false"
     assert tags["precision"] == "fp32" and tags["device"] == "cpu"
@@ -86,6 +89,20 @@ def test_force_starts_it_over_in_one_run_and_another_loader_gives_the_same_bits(
     assert len(before) == len(after) == 1 and before != after
     assert again.stdout.splitlines() == [finished.stdout.splitlines()[-1]]
     assert same(project.tensors(job)["best"], learnt["best"])
+
+
+def test_it_goes_on_with_as_many_threads_as_it_has_begun_with(project):
+    """On a CPU, another number of threads gives other last digits."""
+    flags = ("--model", "mlp", "--note", "threads", *QUICK)
+    job = job_of(project.run(*flags, "--pause-after", "1e", "--threads", "1"))
+    succeeded(project.run(*flags, "--pause-after", "8", OMP_NUM_THREADS="2"))
+    succeeded(project.run(*flags, "--threads", "2"))
+    folder = project.folder(job)
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    threads = [tags["threads"] for line in lines if "threads" in (tags := line.get("tags", {}))]
+    assert threads == ["1", "1", "2"]
+    said = "begun with 1 threads and continued with 2: the same bits cannot be expected"
+    assert (folder / "log.txt").read_text().count(said) == 1
 
 
 @pytest.mark.parametrize(

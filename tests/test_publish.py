@@ -252,6 +252,12 @@ def test_what_is_not_as_it_was_published_is_refused(fresh, folder, harm):
     refused(fresh, folder)
 
 
+def test_a_folder_of_another_version_is_refused(fresh, folder):
+    about = json.loads((folder / "files.json").read_text())
+    (folder / "files.json").write_text(json.dumps(about | {"schema": 99}))
+    assert "files.json is of another version of the engine" in one_line(adopt(fresh, folder), 1)
+
+
 @pytest.mark.full
 def test_only_what_is_listed_is_copied_and_no_mode(fresh, folder):
     listed = of_attempt(folder, "settings.json")
@@ -348,6 +354,13 @@ def test_what_cannot_be_published_is_said(project, published, tmp_path):
     assert f"job {paused} cannot be published: it has not finished" in publish(
         job, paused, str(tmp_path / "new")
     )
+    within = project.root / "runs/published"
+    assert "is in the folder of runs; name one outside" in publish(job, str(within))
+    for lost in (next(project.root.glob("runs/.code/*.tar.gz")), project.folder(job) / "best.pt"):
+        aside = lost.rename(lost.with_suffix(".away"))
+        said = publish(job, str(tmp_path / "new"), "--weights")
+        assert f"{job}/" in said and "cannot be published: its " in said
+        aside.rename(lost)
     damaged = project.folder(job) / "predictions.npz"
     damaged.write_bytes(damaged.read_bytes()[:-100])
     assert "predictions.npz is damaged" in publish(job, str(tmp_path / "new"))

@@ -157,6 +157,17 @@ def test_what_is_accepted_counts_as_a_whole_and_what_else_changes_is_named(proje
     assert "(models.MLP changed)" in one_line(project.run(*SHORT), 5)
 
 
+@pytest.mark.full
+def test_a_job_that_diverged_is_accepted_like_the_others(project):
+    diverges = (*SHORT, "--lr", "1e30", "--optimizer", "sgd")
+    job = job_of(project.run(*diverges))
+    project.edit("run.py", "scaler.scale(loss)", "scaler.scale(loss * 1)")
+    succeeded(project.do("python", "jobs.py", "accept", "--because", "it is the same"))
+    rows = json.loads(succeeded(project.do("python", "jobs.py", "list", "--json")).stdout)
+    found = {row["id"]: (row["state"], row["about"]) for row in rows}
+    assert found.pop(job)[0] == "diverged" and {*found.values()} == {("finished", "")}
+
+
 @pytest.mark.alike  # test_refactors.py replays light jobs
 def test_jobs_are_replayed_for_each_value_that_a_change_reads_and_with_their_test_results(project):
     accept = ("python", "jobs.py", "accept", "--verify", "--because", "it is the same")

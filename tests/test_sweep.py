@@ -83,7 +83,7 @@ def test_of_a_job_that_is_killed_in_a_sweep_the_store_knows(project):
     os.kill(json.loads((project.folder(job) / "lock").read_text())["pid"], signal.SIGKILL)
     done = ended(sweep)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"job {job} ended with status 137: ")
+    assert done.stderr.startswith(f"job {job} was killed by SIGKILL; its output ends: ")
     wait_until(lambda: [status for _, status in project.runs(job)] == ["KILLED"])
     write_grid(project.root, "--epochs 4000 --seed 8 --device cpu --pause-after 1e")
     again = project.do("bash", "run.sh")

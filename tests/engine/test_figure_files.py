@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import stored
-from labjobs.results import figures, page, plotting, tables
+from labjobs.results import figures, page, paper_tables, plotting, tables
 from labjobs.results.metrics import NoResults
 from toy import Settings
 
@@ -31,11 +31,11 @@ def draw(store, monkeypatch, capsys, tmp_path):
     """`plot.py` with flags and figures: its exit status, output and complaints."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
 
-    def draw(*flags, of_all=None, of_one=None, only=None):
+    def draw(*flags, of_all=None, of_one=None, only=None, **more):
         where = ("--experiment", "sweep", "--out", tmp_path)
         monkeypatch.setattr(sys, "argv", ["plot.py", *map(str, where + flags)])
         labels = {"lr": "learning rate"}
-        status = plotting.main(Settings, of_all or {}, of_one or {}, only or {}, labels)
+        status = plotting.main(Settings, of_all or {}, of_one or {}, only or {}, labels, **more)
         return status, *capsys.readouterr()
 
     return draw
@@ -46,6 +46,12 @@ def plain(jobs):
     fig, ax = figures.figure()
     ax.plot([1, 2])
     return fig, f"Of {len(jobs)} jobs."
+
+
+def test_a_figure_and_a_table_of_one_name_are_not_written_into_one_folder(draw, tmp_path):
+    said = draw(of_all={"both": plain}, printed={"both": paper_tables.results})
+    assert said[0] == 2 and "a figure and a table are called both, and would be the same" in said[2]
+    assert not any(tmp_path.glob("both*"))
 
 
 def missing(jobs):

@@ -101,6 +101,40 @@ def test_it_is_the_same_on_each_version_of_python(tmp_path):
     assert (small, large) == ("651c6486f5bb", "a058ef5dd34e")
 
 
+MORE = """
+
+@dataclass(frozen=True, kw_only=True)
+class MoreSettings(Settings):
+    more: int = 1
+"""
+
+
+def test_of_settings_that_others_are_derived_from_only_what_is_used_counts(tmp_path):
+    """In jobs of both classes: a new setting that is off, and another default, change nothing."""
+    added = "    focal: float = added(0.0, neutral=0.0)\n\n    def __post_init__"
+    settings = FILES["settings.py"].replace("    def __post_init__", added, 1)
+    settings = settings.replace("epochs: int = setting(30", "epochs: int = setting(50", 1)
+    run = FILES["run.py"]
+    off = run.replace("def main(", "def unused(x):\n    return x\n\n\ndef main(", 1)
+    off = off.replace(
+        "    job.resume(", "    if job.settings.focal:\n        unused(1)\n    job.resume("
+    )
+    assert off.count("focal") == 1
+    others = {"settings.py": settings + MORE, "run.py": off}
+    for name in "Settings", "MoreSettings":
+        derived = FILES | {"settings.py": FILES["settings.py"] + MORE}
+        files = [derived, derived | others]
+        if name == "MoreSettings":
+            files = [each | {"run.py": each["run.py"].replace("Settings", name)} for each in files]
+        one, other = (
+            fingerprint(tmp_path / f"{name}{number}", each, more=1, focal=0.0)
+            for number, each in enumerate(files)
+        )
+        assert one.parts == other.parts
+    alone = fingerprint(tmp_path / "alone", FILES)
+    assert alone.parts == fingerprint(tmp_path / "derived", derived).parts
+
+
 @pytest.mark.parametrize(
     ("what", "content"),
     [

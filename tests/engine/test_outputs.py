@@ -9,14 +9,22 @@ import pandas as pd
 import pytest
 import torch
 from labjobs.data.splits import split
-from labjobs.errors import SettingsError
+from labjobs.errors import JobError, SettingsError
 from labjobs.results import tables
 from labjobs.results.metrics import NoResults
-from labjobs.training.outputs import Outputs
-from torch.utils.data import TensorDataset
+from labjobs.training.outputs import Outputs, save_split
+from torch.utils.data import Subset, TensorDataset
 from toy import DATA, TRAIN, VAL, Loop
 
 CPU = torch.device("cpu")
+
+
+def test_parts_that_share_examples_are_refused(tmp_path):
+    parts = {"train": Subset(DATA, range(8)), "val": Subset(DATA, [7, 8, 9]), "test": None}
+    with pytest.raises(JobError, match="train and val share 1 examples"):
+        save_split(tmp_path, parts)
+    parts["val"] = Subset(DATA, [8, 9])
+    assert save_split(tmp_path, parts)["examples"] == {"train": 8, "val": 2}
 
 
 class Keeping(Loop):

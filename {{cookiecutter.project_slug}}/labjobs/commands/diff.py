@@ -39,12 +39,19 @@ Row = dict[str, Any]
 
 Rows = list[Row]
 
+Pair = tuple[Recorded, Recorded]
+
 
 class Side(NamedTuple):
     """One of the two sides: what was given, and its attempts with their jobs."""
 
     given: str
     each: list[tuple[Job, Recorded]]
+
+    def within(self, pairs: Iterable[Pair]) -> "Side":
+        """Return the same side with those of its attempts that are in a pair."""
+        paired = {attempt for pair in pairs for attempt in pair}
+        return self._replace(each=[each for each in self.each if each[1] in paired])
 
     @property
     def names(self) -> list[str]:
@@ -66,9 +73,6 @@ class Side(NamedTuple):
         return {name: ", ".join(sorted(values)) for name, values in self.values.items()}
 
 
-Pair = tuple[Recorded, Recorded]
-
-
 def print_diff(project: Project, given: argparse.Namespace) -> None:
     """Print how two sides differ. Raises SettingsError if there are no such jobs, or some are on
     both sides, JobError if their records cannot be read, ConnectionError for results of groups."""
@@ -76,15 +80,19 @@ def print_diff(project: Project, given: argparse.Namespace) -> None:
     alone = len(one.each) == len(other.each) == 1
     if (both := sorted({*one.names} & {*other.names})) and not alone:
         raise SettingsError(f"{given.a} and {given.b}: both have {few(both, 2)}")
-    settings = _unequal(one.settings, other.settings)
+    scripts = sorted({job.script for job, _ in one.each + other.each})
+    if len(scripts) > 1 and not alone:
+        line = f"jobs of {' and '.join(scripts)}, which have other results; add script={scripts[0]}"
+        raise SettingsError(f"{given.a} and {given.b}: {line}")
     # What distinguishes the sides has no value that both have; jobs have to agree in the rest.
     of_one, of_other = one.values, other.values
     shared = {name for name in of_one if of_one[name] & of_other.get(name, set())}
     differ = {*of_one, *of_other} - shared
     pairs = _pairs(one, other, differ)
     same = sum(pairs.values())
+    one, other = one.within(pairs), other.within(pairs)
     sections = {
-        "settings": settings,
+        "settings": _unequal(one.settings, other.settings),
         "code": _of_pairs(pairs, _definitions),
         "data": _of_pairs(pairs, lambda a, b: _unequal(_data(a), _data(b))),
         "packages": _of_pairs(pairs, lambda a, b: _unequal(a.versions, b.versions)),
@@ -256,7 +264,7 @@ def _of_groups(one: Side, other: Side, differ: set[str]) -> Rows:
                 rows.append(_compared(plain(f"{cell} {measured.result}".strip()), a, b))
     except NoResults as none:
         raise JobError(f"results: {none}") from none
-    return rows
+    return rows or [{"name": "results", "said": "there are none that both have"}]
 
 
 def _compared(name: str, a: samples.Sample, b: samples.Sample) -> dict[str, Any]:

@@ -86,17 +86,22 @@ class Useless(NamedTuple):
     attempts: Sequence[Path] = ()
     job: Job | None = None
 
+    def check(self) -> None:
+        """Raise JobError if it is a link or in use."""
+        if self.path.is_symlink():
+            raise JobError("it is a link, which is not followed")
+        files = (a / name for a in self.attempts for name in (layout.LOCK, layout.COURIER_LOCK))
+        if any(map(locks.held, files)):
+            raise JobError("it is in use")
+
     def remove(self, project: Project) -> None:
         """Remove it. Raises JobError if it is a link or in use, FileNotFoundError if somebody else
         has removed it, OSError, ConnectionError."""
-        if self.path.is_symlink():
-            raise JobError("it is a link, which is not followed")
+        self.check()
         own = [*map(owner_of, self.attempts)]  # read before: closing a lock's file would free it
         with ExitStack() as held:
             for attempt in self.attempts:
-                uploads = locks.held(attempt / layout.COURIER_LOCK)
-                lock = None if uploads else locks.take(attempt / layout.LOCK)
-                if not lock:
+                if not (lock := locks.take(attempt / layout.LOCK)):
                     raise JobError("it is in use")
                 held.enter_context(lock)
             if self.job:
@@ -128,8 +133,7 @@ def _remove(project: Project, found: Iterable[Useless], given: argparse.Namespac
         size = sum(size for _, size in _files(each.path))
         about = {"path": shown(each.path), "why": each.why, "bytes": size}
         try:
-            if not given.dry_run:
-                each.remove(project)
+            each.check() if given.dry_run else each.remove(project)
             removed.append(about)
         except FileNotFoundError:  # somebody else was first
             continue

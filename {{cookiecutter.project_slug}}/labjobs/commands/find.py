@@ -59,8 +59,11 @@ def find(_: Project, given: Namespace) -> int:
     job = _read(given.words, given.runs_root)
     name = getattr(given, "setting", "workers").removeprefix("--").replace("-", "_")
     known = flags.of(type(job.settings))
-    if "setting" in given and (name not in known or not {int, float} & {*known[name].reader.types}):
-        line = f"settings.py has no setting `{name}` that is a number"
+    kind, what = (
+        (float, "a number") if given.command == runtime.FIND_LR else (int, "a whole number")
+    )
+    if "setting" in given and (name not in known or kind not in known[name].reader.types):
+        line = f"settings.py has no setting `{name}` that is {what}"
         raise SettingsError(f"{line}; name the setting to use instead with --setting")
     Interruption().listen()
     trials = Trials(given.command, job.runtime.device, given.force)

@@ -32,7 +32,7 @@ from labjobs.files import CODE, PROJECT, json_of, write_text
 from labjobs.job import attempts, code_evidence, data_evidence, identity, journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
-from labjobs.job.terminal import counted
+from labjobs.job.terminal import Interruption, counted
 from labjobs.results.style import number
 from labjobs.settings import roles
 
@@ -106,6 +106,7 @@ def _run(
     given: Namespace,
 ) -> None:
     """Run repeats until the evidence is enough."""
+    Interruption().listen()
     for job, before in base[: given.at_most]:
         after = _finished(tried[job.id])
         if not after:  # how often that would happen, one seed cannot tell
@@ -258,7 +259,13 @@ def _finished(job: JobFolder[Any]) -> Path | None:
     finished."""
     over = ["--force"] if job.latest and not job.begun else []  # other code has results, too
     command = [sys.executable, *find.words_of(job), *over, "--quiet"]
-    status = subprocess.run(command, cwd=PROJECT, stdout=sys.stderr).returncode
+    process = subprocess.Popen(command, cwd=PROJECT, stdout=sys.stderr)
+    try:
+        status = process.wait()
+    except BaseException:  # interrupted
+        process.terminate()
+        process.wait()
+        raise
     if path := attempts.finished_at(job.id, job.runs_root):
         return path
     if attempts.status_of(job.path) == "diverged":

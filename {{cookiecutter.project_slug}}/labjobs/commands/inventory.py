@@ -69,8 +69,10 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
         problem = cause(error)
     if ended == "failed" and tags.get("diverged") == "true":
         ended = "diverged"
+    if running := locks.held(path / layout.LOCK):
+        outcome["said"] = ""  # of its last process
     return {
-        "state": "running" if locks.held(path / layout.LOCK) else outcome.get("status", ended),
+        "state": "running" if running else outcome.get("status", ended),
         **_evidence(job.compare(path) if job else Evidence()),
         "ended": journal.last_time(path) / 1000,
         "code": code_evidence.digest(path),
@@ -331,24 +333,26 @@ def print_list(project: Project, given: Namespace) -> None:
 
 
 CONDITION = re.compile(r"\s*([\w-]+)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*")
-"""A setting or `state`, a sign and a value: `lr>1e-3`."""
+"""A setting or one of OWN, a sign and a value: `lr>1e-3`."""
+
+OWN = ("script", "state")  # what a job has beside its settings
 
 SIGNS = {"=": eq, "!=": ne, "<": lt, ">": gt, "<=": le, ">=": ge}
 
 
 def selected(condition: str, rows: list[dict[str, Any]], flag: str = "") -> list[dict[str, Any]]:
-    """Return the rows whose `settings` or `state` fulfil a condition, which a flag has given;
-    numbers are compared as such. Raises SettingsError."""
+    """Return the rows whose `settings`, `script` or `state` fulfil a condition, which a flag has
+    given; numbers are compared as such. Raises SettingsError."""
     found = CONDITION.fullmatch(condition)
     if not found:
         raise SettingsError(f"{flag}{condition}: must look like 'lr>1e-3' or state=finished")
     name, holds, wanted = found[1].replace("-", "_"), SIGNS[found[2]], found[3]
-    known = sorted({"state", *(name for row in rows for name in row["settings"])})
+    known = sorted({*OWN, *(name for row in rows for name in row["settings"])})
     if rows:
         require_known([name], known, f"{flag}{condition}: no such setting")
 
     def fulfils(row: dict[str, Any]) -> bool:
-        value = row["state"] if name == "state" else row["settings"].get(name)
+        value = row[name] if name in OWN else row["settings"].get(name)
         own = as_text(value)
         if isinstance(value, bool) and wanted not in ("on", "off"):
             raise SettingsError(f"{flag}{condition}: {name} is on or off")
@@ -369,7 +373,8 @@ def fulfilling(given: str, jobs: Iterable[Job]) -> list[Job]:
     """Return the jobs that fulfil conditions with commas between them: `lr=1e-3,model=mlp`, where
     `state` is how the attempt that counts has ended. Raises as `selected` does."""
     rows: list[dict[str, Any]] = [
-        {"job": job, "state": job.latest and attempts.status_of(job.latest), "settings": job.plain}
+        {"job": job, "script": job.script, "settings": job.plain}
+        | {"state": job.latest and attempts.status_of(job.latest)}
         for job in jobs
     ]
     for condition in re.split(r",(?=[\w-]+\s*[!<>=])", given):
@@ -407,13 +412,12 @@ def _means(alike: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _print_groups(groups: list[dict[str, Any]]) -> None:
     """Print groups of jobs by the settings in which they differ."""
-    values: dict[str, set[str]] = {}
-    for name, value in ((n, v) for group in groups for n, v in group["settings"].items()):
-        values.setdefault(name, set()).add(as_text(value))
+    names = {name for group in groups for name in group["settings"]}
+    texts = {name: {as_text(each["settings"].get(name, "")) for each in groups} for name in names}
     for group in groups:
         states = ", ".join(f"{n} {state}" for state, n in sorted(group["states"].items()))
         own = group["settings"].items()
-        words = " ".join(f"{n}={as_text(v)}" for n, v in own if len(values[n]) > 1) or "all jobs"
+        words = " ".join(f"{n}={as_text(v)}" for n, v in own if len(texts[n]) > 1) or "all jobs"
         best = {key: value for key, value in group["metrics"].items() if key.startswith(RESULTS)}
         means = f"  mean of {group['n']}: {as_line(best)}" if best else ""
         print(f"{states}{means}  {words}")

@@ -40,11 +40,14 @@ from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import Interruption, counted, leave
 from labjobs.results import page
+from labjobs.sweeps.grid import BEST
 from labjobs.tracking import costs
 from labjobs.tracking.mlflow_client import experiment_name
 from labjobs.tracking.mlflow_store import user
 
 FILES = "files.json"  # the names of all published files of jobs, with their SHA-256
+
+SCHEMA = 1  # of that file
 
 RUNS = "runs"
 
@@ -71,6 +74,8 @@ def publish(project: Project, given: argparse.Namespace) -> None:
     out: Path = given.folder
     if out.exists():
         raise SettingsError(f"{out} already exists; name a new folder")
+    if out.resolve().is_relative_to(project.runs_root.resolve()):
+        raise SettingsError(f"{out} is in the folder of runs; name one outside")
     found = {_attempt(job): job.folder for job in replay.named(project, given.what).values()}
     every, stale = [*found], [p for p, now in found.items() if not now or now.compare(p).change]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +112,7 @@ def _write(part: Path, every: Iterable[Path], given: argparse.Namespace) -> list
     _write_page(part, every, drawn)
     files = (path for path in sorted(runs.rglob("*")) if path.is_file())
     sums = {str(path.relative_to(part)): sha256(path) for path in files}
-    write_json(part / FILES, {"schema": 1, "files": sums})
+    write_json(part / FILES, {"schema": SCHEMA, "files": sums})
     return [*sums]
 
 
@@ -129,6 +134,14 @@ def _write_attempt(attempt: Recorded, runs: Path, weights: bool, logs: bool) -> 
     """Copy an attempt, and what it shares with other jobs, into a folder of runs."""
     source, folder = attempt.path, runs / attempt.job / attempt.path.name
     folder.mkdir(parents=True)
+    has_kept = any(BEST in line.get("metrics", ()) for line in attempt.lines)
+    if weights and has_kept and not (source / layout.BEST).exists():
+        raise JobError(f"{attempt.name} cannot be published: its {layout.BEST} is missing")
+    try:
+        for name in filter(attempt.about.get, (CODE_COPY, ENGINE_COPY)):
+            attempt.copy(name)
+    except JobError as error:
+        raise JobError(f"{attempt.name} cannot be published: {error}") from None
     for name in (*COPIED, *((layout.BEST,) if weights else ()), *(LOGS if logs else ())):
         if (source / name).is_dir():
             shutil.copytree(source / name, folder / name)
@@ -328,8 +341,12 @@ def _found_in(folder: Path, source: Path) -> Path:
 def _copied(folder: Path, place: Path) -> list[str]:
     """Copy the files of jobs that are listed, and return their names. Raises JobError if one is not
     as it was published."""
-    listed = read_json(folder / FILES).get("files")
-    if not isinstance(listed, dict):
+    about = read_json(folder / FILES)
+    if about.get("schema", SCHEMA) != SCHEMA:
+        line = "is of another version of the engine; update this project"
+        raise JobError(f"{FILES} {line}; not adopted")
+    listed = about.get("files")
+    if not isinstance(listed, dict) or not listed:
         raise JobError(f"{FILES} is damaged; not adopted")
     for name, digest in listed.items():
         path, copy = folder / name, place / name

@@ -26,14 +26,14 @@ from zipfile import BadZipFile
 from labjobs import exit_status, layout
 from labjobs.cli.flags import as_text, option
 from labjobs.commands.inventory import Job, Project
-from labjobs.errors import JobError, SettingsError, cause
+from labjobs.errors import JobError, SettingsError, cause, require
 from labjobs.files import CODE, PROJECT, json_of, record, write_shared
 from labjobs.job import attempts, code_evidence, data_evidence, journal, runtime
 from labjobs.job.data_evidence import of_text
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import identity
 from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
-from labjobs.job.terminal import Interruption, counted
+from labjobs.job.terminal import Interruption, counted, leave
 from labjobs.privacy import scrub
 from labjobs.results import figure_files
 from labjobs.sweeps import containers
@@ -262,7 +262,7 @@ def _conditions(before: Recorded, after: Recorded) -> tuple[str, ...]:
     """What differed between two attempts: devices, threads, number formats, versions."""
     was, now = ({**attempt.conditions, **attempt.versions} for attempt in (before, after))
     return tuple(
-        f"{name} {was.get(name) or 'unknown'}, now {now.get(name) or 'unknown'}"
+        f"{name} {was.get(name) or 'none'}, now {now.get(name) or 'none'}"
         for name in sorted({*was, *now}, key=str.lower)
         if was.get(name) != now.get(name)
     )
@@ -415,6 +415,7 @@ def audit_jobs(project: Project, given: argparse.Namespace) -> int:
     """
     if len(given.what) > 1 or not COUNT.fullmatch(given.what[0]):
         return _all(named(project, given.what), _audit, given)
+    require(int(given.what[0]) > 0, "audit", given.what[0], "at least 1 job")
     every = {
         job.id: job
         for job in project.all()
@@ -483,7 +484,8 @@ def _all(
 
 def named(project: Project, words: Iterable[str]) -> dict[str, Job]:
     """Return the jobs that are named, or whose results a figure shows, by id; a job of a figure may
-    be unknown here. Raises SettingsError if a job or a figure does not exist."""
+    be unknown here, and those that diverged are left out. Raises SettingsError if a job or a figure
+    does not exist."""
     found: dict[str, Job] = {}
     for word in words:
         figure = Path(word)
@@ -499,7 +501,11 @@ def named(project: Project, words: Iterable[str]) -> dict[str, Job]:
         if not shown:
             raise SettingsError(f"{figure} does not say which jobs it shows; draw it with plot.py")
         for job_id in shown:
-            found[job_id] = Job(job_id)
+            job = Job(job_id)
             with suppress(SettingsError):
-                found[job_id] = project.one(job_id)
+                job = project.one(job_id)
+            if job.latest and attempts.status_of(job.latest) == "diverged":
+                leave(exit_status.DONE, f"jobs.py: job {job_id} of {figure} is left out: diverged")
+            else:
+                found[job_id] = job
     return found

@@ -171,6 +171,12 @@ def accept(project: Project, given: Namespace) -> int:
         raise SettingsError("--because: say why results do not change")
     states = [(job, job.state(project.view).word) for job in project.all()]
     stale = [job for job, word in states if word == "stale"]
+    diverged = [job for job, _ in states if _has_diverged_before(job)]
+    if not given.verify:
+        stale += diverged
+    elif diverged:
+        why = "diverged, which no replay verifies; without --verify, they count again too"
+        leave(exit_status.DONE, f"{counted(len(diverged), 'job')} left out: {why}")
     changes = {job.id: _own_changes(job.folder) for job in stale}
     # What is stale by its inputs alone, without changes of its own, counts again when they do.
     own = {job: found for job, found in changes.items() if found}
@@ -202,6 +208,12 @@ def accept(project: Project, given: Namespace) -> int:
     if later := [job.id for job in running if job.evidence.change]:
         print(f"running with other code: {few(later, 4)}; accept again when they have ended")
     return exit_status.DONE if len(accepted) == len(known) + unknown else exit_status.FAILED
+
+
+def _has_diverged_before(job: Job) -> bool:
+    """Whether a job has diverged with other code: it would start over, and is in no figure."""
+    ended = job.latest and attempts.status_of(job.latest) == "diverged"
+    return bool(ended and job.folder and job.folder.evidence.change)
 
 
 def _own_changes(job: JobFolder[Any] | None) -> dict[str, list[str]] | None:

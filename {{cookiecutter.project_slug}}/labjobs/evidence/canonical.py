@@ -97,10 +97,8 @@ class Code:
     def is_field(self, module: Module, node: ast.ClassDef, statement: ast.stmt) -> bool:
         """Return whether a statement of a class belongs to the identity of jobs: the fields of
         their settings, and FORMER."""
-        if not isinstance(statement, ast.AnnAssign) or (module.name, node.name) != (
-            SETTINGS,
-            self.values.settings,
-        ):
+        is_own = module.name == SETTINGS and node.name in self.values.settings
+        if not (is_own and isinstance(statement, ast.AnnAssign)):
             return False
         is_variable = "ClassVar" in ast.unparse(statement.annotation)
         return not (self.values.has_other_settings or self.values.shows_settings) and (

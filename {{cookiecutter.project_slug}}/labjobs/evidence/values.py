@@ -82,8 +82,8 @@ JOB, SETTINGS = frozenset([Key("job")]), frozenset([Key("settings")])
 class Values:
     """What the values of expressions in a project's code can be.
 
-    `settings` is the name of the class of the job's settings, `types` those of its fields, with
-    their neutral values; `conditions` are the settings that conditions ask for.
+    `settings` are the names of the class of the job's settings and of its bases, `types` those of
+    their fields, with their neutral values; `conditions` are the settings that conditions ask for.
     """
 
     def __init__(self, modules: list[Module], symbols: Symbols) -> None:
@@ -102,7 +102,8 @@ class Values:
         for module in modules:
             for statement in module.statements:
                 self._index(statement, module)
-        self.settings = self._named(symbols.get(symbols.entry))
+        self._classes = dict(self._declared_classes())
+        self.settings = self._with_bases(self._named(symbols.get(symbols.entry)))
         self.looks_at_fields = "fields" in self._mentioned
         declared = [*self._declared()]
         self._fields = {name: is_plain for name, _, is_plain in declared}
@@ -217,41 +218,63 @@ class Values:
                 return found[1]
         return "Settings"
 
+    def _declared_classes(self) -> Iterator[tuple[str, ast.ClassDef]]:
+        """Yield the classes of settings.py by their names."""
+        module = self._symbols.get(MODULE)
+        for name, nodes in module.definitions.items() if module else ():
+            yield from ((name, node) for node in nodes if isinstance(node, ast.ClassDef))
+
+    def _with_bases(self, name: str, derived: tuple[str, ...] = ()) -> list[str]:
+        """Return the names of a class of settings.py and of its bases, these first."""
+        node, names = self._classes.get(name), (*derived, name)
+        bases = [tail(base) for base in node.bases] if node else []
+        return [*(n for b in bases if b not in names for n in self._with_bases(b, names)), name]
+
     def _declared(self) -> Iterator[tuple[str, str, bool]]:
         """Yield the settings with their types, such as `float`, and whether a condition can be
         evaluated on their values."""
-        module = self._symbols.get(MODULE)
-        for node in module.definitions.get(self.settings, []) if module else []:
-            for field in node.body if isinstance(node, ast.ClassDef) else []:
-                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                    words = {tail(inner) for inner in ast.walk(field.annotation)} - {""}
-                    is_plain = words <= PLAIN and self._is_plain(node)
-                    yield field.target.id, _types(field.annotation) + _neutral(field), is_plain
+        known = [self._classes[name] for name in self.settings if name in self._classes]
+        are_plain = len(known) == len(self.settings) and all(map(self._is_plain, known))
+        for field in (field for node in known for field in node.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                words = {tail(inner) for inner in ast.walk(field.annotation)} - {""}
+                types = _types(field.annotation) + _neutral(field)
+                yield field.target.id, types, are_plain and words <= PLAIN
 
-    def _is_plain(self, settings: Any) -> bool:
+    def _is_plain(self, settings: ast.ClassDef) -> bool:
         """Whether settings are as they were made: frozen, without ways around that."""
         options = [k for d in settings.decorator_list for k in getattr(d, "keywords", [])]
         is_frozen = any(k.arg == "frozen" and getattr(k.value, "value", 0) is True for k in options)
         hooks = {"__getattr__", "__getattribute__", "__setattr__"}
         named = {getattr(inner, "name", "") for inner in settings.body}
-        return is_frozen and not settings.bases and hooks.isdisjoint(named)
+        return is_frozen and not settings.keywords and hooks.isdisjoint(named)
 
     @property
     def has_other_settings(self) -> bool:
-        """Whether code may make settings of this class, whose defaults then count."""
-        names = self._renamed.get(self.settings, {self.settings})
-        uses = [call for name in names for _, call in self._uses.get(name, [])]
+        """Whether code may make settings of the job's class, whose defaults then count, or of one
+        that is derived from it."""
+        related = (n for n in self._classes if not {*self._with_bases(n)}.isdisjoint(self.settings))
+        names = {other for name in related for other in self._renamed.get(name, {name})}
+        uses = [use for name in names for use in self._uses.get(name, [])]
         asked = [call.node.args[:1] for call in self._calls.get("type", [])]
         return (
             not names.isdisjoint(self._calls)
-            or not all(use and tail(use.node.func) in ("begin", "isinstance") for use in uses)
+            or not all(self._only_names(*use) for use in uses)
             or any(tail(node) != "self" for first in asked for node in first)
             or not self._mentioned.isdisjoint({"fields", "__class__"})
         )
 
+    def _only_names(self, place: Place, call: Place | None) -> bool:
+        """Whether a use of a class of settings makes none: by `begin`, or as the base of another
+        class of settings.py."""
+        if call:
+            return tail(call.node.func) in ("begin", "isinstance")
+        is_base = isinstance(self._around.get(id(place.node)), ast.ClassDef)
+        return is_base and place.module.name == MODULE
+
     def _are_shown(self) -> bool:
         """Whether code may look at all of the job's settings at once, such as at their text."""
-        names = {"settings", *self._typed[self.settings]}
+        names = {"settings", *(name for kind in self.settings for name in self._typed[kind])}
 
         def may_be_settings(place: Place) -> bool:
             is_own = place.module.name == MODULE and tail(place.node) == "self"
@@ -340,7 +363,7 @@ class Values:
         if self._symbols.path_of(module, kind) in JOBS:
             return JOB
         found = self._symbols.definition(module, kind)
-        is_settings = found and (found[0].name, found[1]) == (MODULE, self.settings)
+        is_settings = found and found[0].name == MODULE and found[1] in self.settings
         return SETTINGS if is_settings else None
 
     # Parameters: what all callers pass

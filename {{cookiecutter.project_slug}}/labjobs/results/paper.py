@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from labjobs.errors import SettingsError
+from labjobs.files import read_json
 from labjobs.results import groups, paper_tables, style, tables
 from labjobs.results.metrics import NoResults
 from labjobs.results.style import Venue
@@ -32,6 +33,10 @@ INCLUDED = re.compile(r"\\includegraphics\s*(?:\[([^]]*)\])?\s*{([^}]*)}")
 
 WIDTH = re.compile(r"width\s*=\s*([\d.]*)\s*(\\(?:line|column|text)width|in|cm|mm|pt)")
 
+COUNTS = ("n", "jobs", "tried", "finished", "diverged", "failed", "among", "best_step")
+"""Columns of tables that are no results. Neither are settings, but fractions among them, such as a
+learning rate, stand in papers as well."""
+
 INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
 
 
@@ -43,7 +48,7 @@ def findings(paper: Path, figures: Path, of_tables: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"--audit {paper}: cannot be read ({error})") from error
     known = [*_known(figures, of_tables)]
-    if not known:
+    if not any(of_tables.glob("*.csv")):
         raise SettingsError(f"--audit: no tables in {of_tables}; type python plot.py first")
     body = text.rpartition(r"\begin{document}")[2]
     before = text.count("\n", 0, len(text) - len(body))
@@ -59,8 +64,11 @@ def findings(paper: Path, figures: Path, of_tables: Path) -> list[str]:
 def _known(figures: Path, of_tables: Path) -> Iterator[float]:
     """All numbers in the tables and captions."""
     for path in sorted(of_tables.glob("*.csv")):
-        cells = pd.Series(pd.read_csv(path, dtype=str).to_numpy().ravel())
-        yield from pd.to_numeric(cells, errors="coerce")
+        about = read_json(path.with_suffix(".json"))
+        for name, cells in pd.read_csv(path, dtype=str).items():
+            numbers = pd.to_numeric(cells, errors="coerce")
+            is_result = name not in {*about.get("shared", ()), *about.get("varied", ()), *COUNTS}
+            yield from numbers if is_result else numbers[numbers % 1 != 0]
     captions = [*figures.glob("*.tex"), *of_tables.glob("*.tex")]
     for path in sorted(captions):
         for number in re.findall(r"\d+\.\d+(?:e-?\d+)?", path.read_text("utf-8")):
@@ -104,13 +112,14 @@ def _scale(options: str, venue: Venue) -> float | None:
     return inches / nearest
 
 
-def checklist(jobs: pd.DataFrame) -> str:
+def checklist(jobs: pd.DataFrame, left_out: str) -> str:
     """Return the answers to items 7 and 8, statistical significance and compute resources, that the
-    jobs of plot.py give: neurips.cc/public/guides/PaperChecklist."""
-    return "\n".join([*_significance(jobs), "", *_compute(jobs)])
+    jobs of plot.py give: neurips.cc/public/guides/PaperChecklist. `left_out` is a sentence about
+    others."""
+    return "\n".join([*_significance(jobs, left_out), "", *_compute(jobs)])
 
 
-def _significance(jobs: pd.DataFrame) -> list[str]:
+def _significance(jobs: pd.DataFrame, left_out: str) -> list[str]:
     repeats = groups.varying_repeats(jobs)
     fixed = [name for name in groups.repeated(jobs) if name not in repeats]
     tried = Counter(paper_tables.tried(jobs)["state"])
@@ -119,7 +128,7 @@ def _significance(jobs: pd.DataFrame) -> list[str]:
     lines = [
         "## 7. Experiment statistical significance",
         "",
-        f"- Jobs tried: {tried.total()}: {states}.",
+        f"- Jobs tried: {tried.total()}: {states}.{left_out}",
         f"- Varied between repeats: {style.settings(repeats) if repeats else 'nothing'}{same}.",
     ]
     try:

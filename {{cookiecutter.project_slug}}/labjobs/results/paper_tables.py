@@ -37,7 +37,7 @@ MOST_ROWS = 20
 ALL = "all jobs"  # the only row, if no setting varies
 NOTHING = "–"  # a cell for which no job was run
 
-NO_SETTING = "ROWS in plot.py: the jobs have no setting {}"
+NO_SETTING = "ROWS in plot.py, or of a table there: the jobs have no setting {}"
 
 LOST = ("diverged", "failed", "no result")
 """What became of jobs without which a mean of the others would be too good."""
@@ -107,8 +107,9 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     setting or metric.
     """
     require_known(rows, jobs.attrs["settings"], NO_SETTING)
-    by = [*rows] or _fitting(jobs)
-    grid, (metrics, others) = _Grid(tried(jobs), by), _metrics(jobs, shown)
+    every_job = tried(jobs)
+    by = [*rows] or _fitting(jobs, every_job)
+    grid, (metrics, others) = _Grid(every_job, by), _metrics(jobs, shown)
     compared = {
         task: comparison.compare(
             groups.choosing(_with_results(own)), along=grid.by, metric=metrics[0]
@@ -224,7 +225,7 @@ def cost(jobs: pd.DataFrame, rows: Sequence[str] = ()) -> Table:
     """
     jobs = jobs[~jobs["diverged"]]
     require_known(rows, jobs.attrs["settings"], NO_SETTING)
-    by = [*rows] or _fitting(jobs)
+    by = [*rows] or _fitting(jobs, jobs)
     names = [name for name in COSTS if len(groups.finite(jobs, name))]
     if not names:
         raise NoResults("the jobs have no record of what they cost")
@@ -390,17 +391,23 @@ def _with_results(tried: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def _fitting(jobs: pd.DataFrame) -> list[str]:
-    """As many of the settings that vary as MOST_ROWS allows, at least one."""
+def _fitting(jobs: pd.DataFrame, every: pd.DataFrame) -> list[str]:
+    """As many of the settings that vary as MOST_ROWS allows, at least one; then those in which only
+    the jobs without results differ, among `every` job that was tried."""
+    varied = groups.varied(jobs)
     (by,) = comparison.distributed(jobs, [MOST_ROWS])
-    return by or groups.varied(jobs)[:1]
+    by = by or varied[:1]
+    for name in groups.varied(every):
+        if name not in varied and groups.combinations(every, [*by, name]) <= MOST_ROWS:
+            by.append(name)
+    return by
 
 
 def _metrics(jobs: pd.DataFrame, shown: Sequence[str]) -> tuple[list[Measured], str]:
     """The metrics on test data, or on validation data if there are no test results, and a sentence
     about those that are not shown."""
     every = declared(jobs)
-    require_known(shown, every, "SHOWN in plot.py: the jobs have no metric {}")
+    require_known(shown, every, "SHOWN in plot.py, or of a table there: no metric {} is declared")
     names = [*shown] or [*every]
     parts: tuple[Part | None, ...] = ("test", "val", None)
     lacking = list[str]()

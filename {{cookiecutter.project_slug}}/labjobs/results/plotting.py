@@ -6,7 +6,7 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -74,9 +74,13 @@ def main(
     """
     prepare_streams()
     names = {**of_all, **of_one, **of_tasks, **of_searches}
-    of_tables = {*printed, "results", "jobs"} if printed else ()  # they may be another script's
+    whole = [table_files.of_script(name, script) for name in table_files.OF_ALL]
+    of_tables = {*printed, *(Path(name).stem for name in whole)} if printed else ()
     try:
         args = _parsed(sys.argv[1:])
+        if args.out and (both := sorted({*names} & {*printed})):
+            line = f"a figure and a table are called {few(both, MOST)}, and would be the same files"
+            raise SettingsError(f"--out: {line}; give one of them another name")
         if args.provenance or args.audit or args.venue == "list":
             return _answer(args)
         figures.use(style.named(args.venue))
@@ -85,13 +89,13 @@ def main(
         try:
             found = _tried(args, kind, only, script)
             if args.checklist:
-                print(paper.checklist(found.jobs))
+                print(paper.checklist(found.jobs, found.left_out))
                 return exit_status.DONE
             _draw(pages, found, of_all, of_one, of_tasks, of_searches)
-            _write(pages, found, printed)
+            _write(pages, found, printed, whole)
             if args.page:
                 _write_page(pages, found)
-        except NoResults:
+        except (NoResults, SettingsError):
             pages.end()
             raise
         return pages.end()
@@ -123,6 +127,7 @@ class _Found:
     every: pd.DataFrame  # all jobs with results
     jobs: pd.DataFrame  # those to draw
     mixed: list[str]  # the ids of those from different code
+    left_out: str  # a sentence on the jobs that ONLY leaves out
 
     @cached_property
     def tried(self) -> pd.DataFrame:
@@ -145,9 +150,8 @@ class _Found:
         why = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         said = f" Of {tried} jobs tried, {finished} finished: {why}." * bool(states)
         hidden = 0 if shown is None else finished + states["diverged"] - len(shown)
-        return (
-            f" Not shown: {counted(hidden, 'job')} with the seeds of confirm." * bool(hidden) + said
-        )
+        confirm = f" Not shown: {counted(hidden, 'job')} with the seeds of confirm." * bool(hidden)
+        return confirm + said + self.left_out
 
 
 class _Pages:
@@ -221,16 +225,34 @@ def _tried(
         }
         require_known([args.task], tasks, "--task {}: no job has this task")
         only = {**only, tasks[args.task]: args.task}
-    jobs = wanted = tables.only(every, only)
+    wanted = tables.only(every, only)
+    others, left_out = _without(tables.unfinished(args.experiment, script), every, only)
+    jobs = wanted
     if not args.any_code:
         jobs = _without_earlier_trials(jobs)
     declared(jobs)  # no figure can be correct if a metric has two directions
     jobs.attrs[SHOWN] = args.metric
     earlier = wanted.drop(jobs.index).assign(state="diverged with other code or data")
-    others = [earlier, tables.unfinished(args.experiment, script, only)]
-    rows = (row for some in others for row in some.to_dict("records"))
+    rows = (row for some in (earlier, others) for row in some.to_dict("records"))
     jobs.attrs[tables.UNFINISHED] = tables.Rows(rows)
-    return _Found(every, jobs, _other_code(jobs, args.any_code))
+    return _Found(every, jobs, _other_code(jobs, args.any_code), left_out)
+
+
+def _without(
+    tried: pd.DataFrame, every: pd.DataFrame, only: Mapping[str, Any]
+) -> tuple[pd.DataFrame, str]:
+    """Return those of the jobs without results that `only` asks for, and a sentence about all jobs
+    of the same tasks that it leaves out."""
+    of_tasks = {name: only[name] for name in groups.with_role(every, "task") if name in only}
+    wanted, left_out = tried, 0
+    for jobs in (every, tried):
+        known, alike = ({n: v for n, v in each.items() if n in jobs} for each in (only, of_tasks))
+        wanted = tables.with_values(jobs, known)
+        left_out += len(tables.with_values(jobs, alike)) - len(wanted)
+    if not left_out:
+        return wanted, ""
+    names = style.settings([name for name in only if name not in of_tasks])
+    return wanted, f" Left out: {counted(left_out, 'job')} with another {names}."
 
 
 def _name_unsent(experiment: str) -> None:
@@ -276,8 +298,10 @@ def _draw(
             pages.write(out / stem, (*formats, "tex", "json"), check, save)
 
 
-def _write(pages: _Pages, found: _Found, printed: Mapping[str, Tabulating]) -> None:
-    """Write the tables, and the files that have all jobs and all cells."""
+def _write(
+    pages: _Pages, found: _Found, printed: Mapping[str, Tabulating], whole: Sequence[str]
+) -> None:
+    """Write the tables, and the files `whole` that have all cells and all jobs."""
     args, jobs, written = pages.args, found.jobs, dict[str, Any]()
     (_, out), venue = _folders(args), style.named(args.venue)
     for name, make in printed.items():
@@ -289,11 +313,8 @@ def _write(pages: _Pages, found: _Found, printed: Mapping[str, Tabulating]) -> N
             save = partial(table_files.save, table, out / name, caption, about, venue)
             if pages.write(out / name, table_files.KINDS, check, save):
                 written[name] = table
-    whole = {
-        table_files.RESULTS: table_files.macros(written),
-        table_files.JOBS: table_files.as_csv(found.tried),
-    }
-    for name, text in whole.items() if written else ():
+    texts = [table_files.macros(written), table_files.as_csv(found.tried)]
+    for name, text in zip(whole, texts, strict=True) if written else ():
         path, record = out / name, out / f"{Path(name).stem}.json"
         write_text(path, text)
         write_json(record, _provenance(jobs) | {"table": record.stem})
@@ -471,7 +492,8 @@ def _differences(jobs: pd.DataFrame, mixed: list[str]) -> str:
     if audited := [*tables.audits(jobs).values()]:
         same = "all" if {*audited} == {"same"} else audited.count("same") or "none"
         of = f"{len(audited)} of {counted(len(jobs), 'job')}"
-        said += f" Audited: {of}; {same} of these gave the same bits again."
+        said += f" Audited: {of}; {same} of these gave the same bits again, up to the first "
+        said += "evaluation."
     return said
 
 

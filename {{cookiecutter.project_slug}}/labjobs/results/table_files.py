@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from labjobs import files
+from labjobs.job.identity import DEFAULT
 from labjobs.results import text
 from labjobs.results.figure_files import latex, plain
 from labjobs.results.paper_tables import Cell, Table
@@ -20,7 +21,15 @@ from labjobs.results.style import Venue
 
 KINDS = ("tex", "caption.tex", "md", "csv", "json")  # the files of a table
 
-RESULTS, JOBS = "results.tex", "jobs.csv"  # of all cells, for a paper's text, and of all jobs
+OF_ALL = ("results.tex", "jobs.csv")
+"""The files of all cells, for a paper's text, and of all jobs."""
+
+
+def of_script(name: str, script: str) -> str:
+    """Return the name of such a file for the jobs of a script: `results-analyse.tex`."""
+    stem, _, kind = name.partition(".")
+    return name if script == DEFAULT else f"{stem}-{script}.{kind}"
+
 
 HEAD = "% written by plot.py, and replaced by it"
 
@@ -63,7 +72,7 @@ def macros(tables: Mapping[str, Table]) -> str:
                 key = re.sub(r"[^A-Za-z0-9 .,:=/+()-]+", "", place.replace("→", "to")).strip()
                 found[key] = latex(cell.text) + half if key not in found else ""
     known = r"\ifcsname result/#1\endcsname\csname result/#1\endcsname"
-    lines = [HEAD, rf"\newcommand{{\result}}[1]{{{known}\else\errmessage{{no result #1}}\fi}}"]
+    lines = [HEAD, rf"\providecommand{{\result}}[1]{{{known}\else\errmessage{{no result #1}}\fi}}"]
     each = [rf"\expandafter\def\csname result/{k}\endcsname{{{v}}}" for k, v in found.items() if v]
     return "\n".join([*lines, *each]) + "\n"
 

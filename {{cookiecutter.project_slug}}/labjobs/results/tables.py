@@ -121,9 +121,9 @@ def joined(jobs: pd.DataFrame, inputs: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def unfinished(experiment: str, script: str, wanted: Mapping[str, Any]) -> pd.DataFrame:
+def unfinished(experiment: str, script: str) -> pd.DataFrame:
     """Return the settings of the jobs that were tried and have no results, why (`state`), and what
-    they cost, one row per job; settings must have the values `wanted`, as in `only`."""
+    they cost, one row per job."""
     every = [
         job
         for job in stored_jobs.every(experiment)
@@ -137,7 +137,7 @@ def unfinished(experiment: str, script: str, wanted: Mapping[str, Any]) -> pd.Da
     table[SEARCH] = [_draw(job["tags"]) for job in found]
     for name in COSTS:
         table[name] = [job["metrics"].get(name, np.nan) for job in found]
-    return with_values(table, {name: value for name, value in wanted.items() if name in table})
+    return table
 
 
 def _draw(tags: Mapping[str, str]) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from signal import Signals
 from types import ModuleType
 
 from labjobs import exit_status, files, fork_server, layout, machine
@@ -156,10 +157,16 @@ class Running:
             return f"{self._label}is running already; its results will count here too"
         line = grid.last_line(self._output)
         if not line.startswith(self._label):
-            line = f"{self._label}ended with status {status}: {line}"
+            line = f"{self._label}{_ended(status)}: {line}"
             with suppress(OSError), self._output.open("a", encoding="utf-8") as output:  # disk full
                 print(line, file=output)
         return line
+
+
+def _ended(status: int) -> str:
+    with suppress(ValueError):
+        return f"was killed by {Signals(status - 128).name}; its output ends"
+    return f"ended with status {status}"
 
 
 # Checks a sweep's jobs before any of them starts, in a process of its own, which imports torch.

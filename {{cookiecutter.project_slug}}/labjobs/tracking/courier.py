@@ -197,7 +197,7 @@ class Delivery:
         self.read()
         journal.check(folder, self._reader)
         self._journal = str(self._reader.start["journal"])
-        self._run = Run(folder, about, self._journal)
+        self._run = Run(folder, about, self._journal, self._unsent[0].get("time", 0))
         self._is_open = False
         self._next_copy = time.monotonic() + LIVE
 
@@ -250,7 +250,7 @@ class Delivery:
         look for. From then on, results count as stored, whatever happens to the files."""
         self._run.has_read(self._folder)
         self._run.log(costs.as_lines(self._folder))
-        self._run.end(status)
+        self._run.end(status, journal.last_time(self._folder))
         self._run.add(self._folder, AT_THE_END)
         definitions = code_evidence.definitions(self._folder)
         self._run.add(definitions.parent, [definitions.name])

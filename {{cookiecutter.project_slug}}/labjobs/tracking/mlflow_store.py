@@ -59,8 +59,8 @@ class Run:
     the store keeps it once. `had_ended` says whether it had ended when it was opened.
     """
 
-    def __init__(self, folder: Path, about: dict[str, Any], journal: str) -> None:
-        self._about = about
+    def __init__(self, folder: Path, about: dict[str, Any], journal: str, begun: int) -> None:
+        self._about, self._begun = about, begun
         self._job, self._code = str(about["id"]), str(about["code"])
         self._owner, self._journal = str(about["owner"]), journal
         self._runs_root = folder.parent.parent
@@ -79,7 +79,8 @@ class Run:
             names = {"mlflow.runName": self._about["name"], "job_id": self._job, "code": self._code}
             journal, beat = self._journal, str(time.time())
             whose = {"owner": self._owner, "journal": journal, "heartbeat": beat}
-            self._client.create_run(self._experiment, tags={**names, **whose, **self._tags})
+            tags = {**names, **whose, **self._tags}
+            self._client.create_run(self._experiment, self._begun or None, tags)
             self._settle()  # another may have begun at the same time
         self._complete()
         self.beat()
@@ -139,10 +140,10 @@ class Run:
             read = Dataset(name, data_evidence.digest(attempt), "local", source, profile=profile)
             self._client.log_inputs(self.id, datasets=[DatasetInput(read)])
 
-    def end(self, status: str) -> None:
-        """Store how the run ended; the mark of a finished run is written last, since the status
-        alone is not reliable."""
-        self._client.set_terminated(self.id, status)
+    def end(self, status: str, at: int) -> None:
+        """Store how the run ended, and when, in milliseconds since 1970; the mark of a finished run
+        is written last, since the status alone is not reliable."""
+        self._client.set_terminated(self.id, status, at or None)
         if status == "FINISHED":
             self._client.set_tag(self.id, "finished", "true")
             runs = {run.info.run_id: run.data.tags for run in self._all()}

@@ -120,15 +120,13 @@ class Job(Generic[S]):
     def start(self) -> None:
         """Take the device and this job's threads, and seed all random numbers."""
         devices.use(self.device, self.runtime.deterministic)
-        wanted = self.runtime.threads
-        most = min(torch.get_num_threads(), machine.cores())
-        torch.set_num_threads(most if wanted == "auto" else wanted)
+        self._set_threads()
         self._processes.use(self.device)
         self._random = GlobalStreams(self._seed, self.device, self._processes)
         self._say_where()
         journal = self._folder.journal
-        threads = str(torch.get_num_threads())  # on a CPU they change the last digits
-        journal.tags(devices.tags(self.device) | {"threads": threads})
+        threads = {"threads": str(torch.get_num_threads())}
+        journal.tags(devices.tags(self.device) | threads)
         self._compare_with_before()
         running = purpose.purpose()  # `jobs.py find` runs jobs too
         if steps := self.runtime.profile:
@@ -253,7 +251,8 @@ class Job(Generic[S]):
         self._folder.note(spec=self._spec)
 
     def save_split(self, **parts: Dataset[Any] | None) -> None:
-        """Keep which examples each part of the data has, by name, such as `train`."""
+        """Keep which examples each part of the data has, by name, such as `train`. Raises JobError
+        if parts share examples."""
         self._folder.note(**outputs.save_split(self._folder.root.parent, parts))
 
     # The loop.
@@ -774,6 +773,18 @@ class Job(Generic[S]):
                     f"{name} differs between the processes, since each has seen other examples; "
                     "measure it with Means, which add up what all of them have"
                 )
+
+    def _set_threads(self) -> None:
+        """Take as many threads as were asked for, or as the job has had before, since on a CPU they
+        change the last digits, or else all that there are."""
+        most = min(torch.get_num_threads(), machine.cores())
+        before = self._folder.journal.tags_before if self._has_begun else {}
+        usual = int(before.get("threads", most))
+        wanted = self.runtime.threads
+        torch.set_num_threads(usual if wanted == "auto" else wanted)
+        if wanted not in ("auto", usual) and before and self.device.type == "cpu":
+            line = "begun with %d threads and continued with %d: the same bits cannot be expected"
+            log.warning(line, usual, wanted)
 
     def _compare_with_before(self) -> None:
         """Note how many processes there are, and warn of another device than before.

@@ -16,6 +16,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO, StringIO
+from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
@@ -294,9 +295,16 @@ def as_png(name: str, image: Any) -> bytes:
 
 def save_split(runs: Path, parts: Mapping[str, Dataset[Any] | None]) -> dict[str, Any]:
     """Write down, in a folder of runs, which examples each part has; returns what settings.json
-    says of it. Parts that are None, or have no length, are left out."""
-    sized = {name: part for name, part in parts.items() if hasattr(part, "__len__")}
-    indices = {name: underlying(part)[1].numpy() for name, part in sized.items() if part}
+    says of it. Parts that are None, or have no length, are left out. Raises JobError if parts share
+    examples."""
+    sized = {name: part for name, part in parts.items() if part and hasattr(part, "__len__")}
+    found_in = {name: underlying(part) for name, part in sized.items()}
+    indices = {name: places.numpy() for name, (_, places) in found_in.items()}
+    for one, other in combinations(indices, 2):
+        same = found_in[one][0] is found_in[other][0]
+        if same and (both := np.isin(indices[other], indices[one]).sum()):
+            line = f"{one} and {other} share {both:,} examples: results on them are too good"
+            raise JobError(f"job.save_split: {line}")
     found = hashlib.sha256()
     for name, part in sorted(indices.items()):
         found.update(f"{name} {len(part)}\n".encode() + part.tobytes())
