@@ -1,5 +1,6 @@
 """An attempt at a job: whether it may begin, its course, its last line and its exit status."""
 
+import gc
 import json
 import os
 import shutil
@@ -28,6 +29,12 @@ from labjobs.tracking.mlflow_store import LEASE
 if TYPE_CHECKING:
     from labjobs.distributed.collectives import Processes
     from labjobs.training import loop
+
+
+def keep_imported() -> None:
+    """Leave what has been imported out of all garbage collections, which begin again."""
+    gc.freeze()
+    gc.enable()
 
 
 NOTICE = 2.0  # seconds within which the processes of a job learn which of them has ended
@@ -62,6 +69,7 @@ class Attempt:
 
     def run(self, main: "loop.Main", check: "loop.Check") -> int:
         """Check the job and do it; returns the exit status, the same in all of its processes."""
+        keep_imported()
         try:
             status = self._run(main, check)
         finally:

@@ -4,6 +4,7 @@
 which imports MLflow while the script imports torch. `run` of what it returns does the rest.
 """
 
+import gc
 import multiprocessing
 import os
 import platform
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from labjobs import exit_status, machine
 from labjobs import settings as declared
-from labjobs.attempt import Attempt, Scratch
+from labjobs.attempt import Attempt, Scratch, keep_imported
 from labjobs.cli.parser import parse
 from labjobs.distributed import ranks
 from labjobs.distributed.ranks import ALONE, STOPPED, Other
@@ -48,6 +49,8 @@ def begin(kind: type[Any], metrics: Mapping[str, Metric]) -> "Attempt | Check":
     Returns an object with a method `run(main, check)`: an attempt at the job or, for --check, the
     test of the guarantees. Sweeps read these arguments from the script's source (job/identity.py).
     """
+    # Until `run`: looking through all that torch makes, again and again, would take a second.
+    gc.disable()
     # For sets of texts to have the same order in the process that continues a job, and in others.
     terminal.begin_again("PYTHONHASHSEED", "0")
     terminal.prepare_streams()
@@ -207,6 +210,7 @@ class Check:
 
     def run(self, main: "loop.Main", check: "loop.Check") -> int:
         """Print an answer for each guarantee; returns the exit status, 1 if one is broken."""
+        keep_imported()
         try:
             attempts.begin_with_inputs(self.folder.settings, self.folder.runs_root)
             Interruption().listen()

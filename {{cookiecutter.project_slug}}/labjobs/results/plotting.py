@@ -1,6 +1,7 @@
 """The command line of plot.py: from a store's jobs to the files of its figures and tables."""
 
 import argparse
+import gc
 import json
 import re
 import sys
@@ -72,6 +73,7 @@ def main(
     `labels` are what settings are called in figures.
     Returns the exit status: 1 if a figure would not print correctly, or none could be drawn.
     """
+    gc.freeze()  # what was imported, which collections would look through again and again
     prepare_streams()
     names = {**of_all, **of_one, **of_tasks, **of_searches}
     whole = [table_files.of_script(name, script) for name in table_files.OF_ALL]
