@@ -31,12 +31,6 @@ if TYPE_CHECKING:
     from labjobs.training import loop
 
 
-def keep_imported() -> None:
-    """Leave what has been imported out of all garbage collections, which begin again."""
-    gc.freeze()
-    gc.enable()
-
-
 NOTICE = 2.0  # seconds within which the processes of a job learn which of them has ended
 
 
@@ -69,7 +63,7 @@ class Attempt:
 
     def run(self, main: "loop.Main", check: "loop.Check") -> int:
         """Check the job and do it; returns the exit status, the same in all of its processes."""
-        keep_imported()
+        gc.enable()
         try:
             status = self._run(main, check)
         finally:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from labjobs import exit_status, machine
 from labjobs import settings as declared
-from labjobs.attempt import Attempt, Scratch, keep_imported
+from labjobs.attempt import Attempt, Scratch
 from labjobs.cli.parser import parse
 from labjobs.distributed import ranks
 from labjobs.distributed.ranks import ALONE, STOPPED, Other
@@ -210,7 +210,7 @@ class Check:
 
     def run(self, main: "loop.Main", check: "loop.Check") -> int:
         """Print an answer for each guarantee; returns the exit status, 1 if one is broken."""
-        keep_imported()
+        gc.enable()
         try:
             attempts.begin_with_inputs(self.folder.settings, self.folder.runs_root)
             Interruption().listen()

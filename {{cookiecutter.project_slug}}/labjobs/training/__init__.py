@@ -11,3 +11,8 @@ optim        Muon, EMA, clipping, early stopping, gradients of several processes
 classifiers  torchvision's networks
 probes       what `find` measures in a job, and --profile
 """
+
+import gc
+
+if not gc.isenabled():  # by launch.begin: no collection is to look through torch, imported by now
+    gc.freeze()  # but for triton, whose library prints what it finds left when Python ends
