@@ -36,7 +36,7 @@ LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", "runs", "mlrun
 
 MODULES = {
     "evidence/fingerprint.py": ("test_closure.py", "test_fingerprint.py", "test_code_edits.py"),
-    "job/journal.py": ("test_lines.py", "test_journal.py", "test_damaged_journals.py"),
+    "job/journal.py": ("test_lines.py", "test_journal.py", "test_resume.py"),
     "training/checkpoints.py": ("test_checkpoints.py", "test_resume.py"),
     "training/meters.py": ("test_meters.py", "test_measures.py", "test_loop.py", "test_resume.py"),
     "data/order.py": ("test_order.py", "test_batches.py", "test_data.py"),

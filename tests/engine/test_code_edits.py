@@ -40,7 +40,3 @@ def test_what_is_flagged_needlessly_or_missed_is_on_the_page():
     right = len(EDITS) - len({*needlessly, *missed})
     said = f"Of {len(EDITS)} edits, {right} make exactly those jobs stale that they should, "
     assert said + f"{len(needlessly)} too many, {len(missed)} too few." in page
-
-
-def test_each_edit_has_a_name_of_its_own():
-    assert len({edit.name for edit in EDITS}) == len(EDITS)

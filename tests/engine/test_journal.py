@@ -30,19 +30,6 @@ def test_threads_that_write_at_once_lose_nothing(tmp_path):
     assert sorted(found) == sorted(f"{t}-{n}" for t in range(4) for n in range(500))
 
 
-def test_steps_of_a_metric_only_rise(tmp_path):
-    """What is done again after a kill is in the journal already."""
-    first = journal.Journal(tmp_path, 1)
-    first.metrics(5, {"a": 1.0})
-    first.flush()
-    again = journal.Journal(tmp_path, 1)
-    for step in (4, 5, 6):
-        again.metrics(step, {"a": 2.0, "b": 3.0})
-    again.flush()
-    points = [(line["step"], line["metrics"]) for line in lines(tmp_path) if "step" in line]
-    assert points[1:] == [(4, {"b": 3.0}), (5, {"b": 3.0}), (6, {"a": 2.0, "b": 3.0})]
-
-
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     """A journal's file with a start and ten points."""
@@ -56,28 +43,6 @@ def written(tmp_path: Path) -> Path:
     return tmp_path / layout.JOURNAL
 
 
-def change(whole: list[bytes]) -> list[bytes]:
-    return [line.replace(b'"step": 4', b'"step": 5') for line in whole]
-
-
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (change, "is damaged at line 5"),
-        (lambda whole: [b"\0" * len(whole[0]) + b"\n", *whole[1:]], "is damaged at line 1"),
-        (lambda whole: [], "the beginning of metrics.jsonl is lost"),
-        (lambda whole: [b'{"half'], "the beginning of metrics.jsonl is lost"),
-    ],
-    ids=["bit", "zeros", "nothing", "half"],
-)
-def test_a_damaged_journal_is_refused_and_left_as_it_is(written, damage, said):
-    written.write_bytes(b"".join(damage(written.read_bytes().splitlines(keepends=True))))
-    damaged = written.read_bytes()
-    with pytest.raises(Damaged, match=f"{said}; --force starts the job over"):
-        journal.Journal(written.parent, 1)
-    assert written.read_bytes() == damaged
-
-
 def test_lines_of_another_journal_are_not_taken(written, tmp_path):
     (tmp_path / "other").mkdir()
     other = journal.Journal(tmp_path / "other", 1)
@@ -86,15 +51,6 @@ def test_lines_of_another_journal_are_not_taken(written, tmp_path):
     other.flush()
     written.write_bytes((tmp_path / "other" / layout.JOURNAL).read_bytes())
     with pytest.raises(Damaged, match="beginning"):
-        journal.Journal(written.parent, 1)
-
-
-@pytest.mark.parametrize("record", ["outcome.json", "sent.json"])
-def test_an_end_that_is_gone_is_noticed_where_something_knows_of_it(written, record):
-    start = files.read_record(written.parent / "settings.json")["journal"]
-    files.write_record(written.parent / record, {"journal": start["journal"], "lines": 11})
-    written.write_bytes(b"".join(written.read_bytes().splitlines(keepends=True)[:8]))
-    with pytest.raises(Damaged, match=r"the end of metrics.jsonl is lost; --force"):
         journal.Journal(written.parent, 1)
 
 

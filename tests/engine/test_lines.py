@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from labjobs import files, layout
 from labjobs.job import journal
-from labjobs.job.journal import Damaged, Journal, Reader
+from labjobs.job.journal import Damaged, Reader
 
 SEED = journal.seed_of("abc")
 
@@ -17,15 +17,6 @@ def line(number: int, seed: int = SEED, **said: object) -> bytes:
 
 
 START = line(1, start={"journal": "abc"})
-
-
-def test_a_line_is_json_that_says_its_number_and_ends_with_its_checksum() -> None:
-    written = line(3, step=12, metrics={"lr": 0.1})
-    assert written.endswith(b'"}\n') and written.count(b"\n") == 1
-    said = json.loads(written)
-    assert [*said] == ["line", "step", "metrics", "crc"]
-    assert journal.decoded(written, SEED) == said
-    assert said["line"] == 3 and said["metrics"] == {"lr": 0.1}
 
 
 def test_a_line_of_another_journal_or_with_another_byte_says_nothing() -> None:
@@ -117,13 +108,3 @@ def test_how_many_lines_there_must_be_is_the_most_that_is_known_of_this_journal(
         with pytest.raises(Damaged, match=r"the end of metrics.jsonl is lost"):
             journal.check(tmp_path, reader)
         (tmp_path / f"{name}.json").unlink()
-
-
-def test_the_writing_end_and_the_reading_end_agree(tmp_path: Path) -> None:
-    written = Journal(tmp_path, 1)
-    written.metrics(5, {"é": 1.5}, at=3)
-    written.close("FINISHED")
-    start, point, end = journal.lines_of(tmp_path)
-    assert start["start"] == written.start
-    assert (point["step"], point["metrics"], end["end"]) == (5, {"é": 1.5}, "FINISHED")
-    assert written.lines == 3

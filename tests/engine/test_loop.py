@@ -92,6 +92,19 @@ def test_evaluation_in_the_background_has_the_results_of_synchronous_evaluation(
         assert curves[0][name] == curves[1][name]
 
 
+class Fails(Loop):
+    """An evaluation that fails in its thread."""
+
+    def evaluate(self, *others):
+        raise ValueError("no such class")
+
+
+def test_a_failed_evaluation_in_the_background_fails_the_job_in_one_line(toy):
+    done = toy.run(loop=Fails(), background=True)
+    assert done.status == 1
+    assert "failed: ValueError: no such class (full trace: " in done.said.splitlines()[-1]
+
+
 @pytest.mark.parametrize("metric", ["val_loss", "val_accuracy"])
 def test_the_best_is_the_lowest_or_the_highest_as_declared(toy, metric):
     done = toy.run(epochs=9, lr=0.5, monitor=metric)

@@ -108,37 +108,6 @@ def test_so_many_values_at_most_wait_on_the_device(tmp_path, clock):
     assert [step for step, _ in training.points()] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("every", "steps", "spacing"),
-    [(1, 10, 1), (7, 10**6, 7), ("auto", None, 10), ("auto", 999, 1), ("auto", 5999, 5)],
-)
-def test_the_steps_of_each_point(tmp_path, clock, every, steps, spacing):
-    """They are chosen once, even if the number of steps is known better later on."""
-    training = Training(tmp_path, every, steps)
-    training.take(spacing)
-    training.meter.choose_spacing(10**5)
-    training.take(2 * spacing + 1)
-    training.meter.flush()
-    middle = [spacing * n - (spacing - 1) / 2 for n in (1, 2, 3)]
-    ends = [spacing, 2 * spacing, 3 * spacing, *([4] if spacing == 1 else [])]
-    assert [step for step, _ in training.points()] == ends
-    assert [point["train_loss"] for _, point in training.points()][:3] == middle
-
-
-def test_a_step_may_be_measured_in_parts(tmp_path, clock):
-    """Of unequal numbers of values, in every form that a measurement has."""
-    training = Training(tmp_path)
-    recall = torch.tensor(1), torch.tensor(4)
-    training.meter.add({"loss": torch.tensor([1.0, 2.0]), "recall": recall, "lr": 0.3})
-    recall = torch.tensor(2), torch.tensor(0)
-    training.meter.add({"loss": torch.tensor([6.0]), "recall": recall, "lr": 0.2})
-    training.meter.add({"rate": (torch.tensor([1.0, 2.0]), 6), "none": (torch.tensor(0), 0)})
-    training.meter.end_step(1)
-    training.meter.flush()
-    wanted = {"train_loss": 3.0, "train_recall": 0.75, "train_rate": 0.5, "lr": 0.2}
-    assert training.points() == [(1, wanted)]
-
-
 def test_a_point_has_the_numbers_and_the_time_of_its_last_step(tmp_path, clock, monkeypatch):
     training = Training(tmp_path, every=2)
     for step in range(1, 6):
@@ -147,17 +116,8 @@ def test_a_point_has_the_numbers_and_the_time_of_its_last_step(tmp_path, clock, 
     training.meter.close(5)
     assert [(n, point["lr"]) for n, point in training.points()] == [(2, 0.2), (4, 0.4), (5, 0.5)]
     with training.path.open("rb") as file:
-        times = [line["time"] for line in journal.Reader(file).read() if "time" in line]
+        times = [line["time"] for line in journal.Reader(file).read() if "metrics" in line]
     assert times == [1002, 1004, 1005]
-
-
-def test_the_last_steps_are_a_point_too_if_there_are_any(tmp_path, clock):
-    training = Training(tmp_path, every=3)
-    training.take(5)
-    training.meter.close(5)
-    assert training.points() == [(3, {"train_loss": 2.0}), (5, {"train_loss": 4.5})]
-    training.meter.close(5)
-    assert len(training.points()) == 2
 
 
 def test_means_since_the_last_time(tmp_path, clock):
@@ -171,19 +131,6 @@ def test_means_since_the_last_time(tmp_path, clock):
     training.take(3, loss=torch.tensor([7.0]), lr=0.3)
     training.meter.flush()
     assert training.meter.since_last() == {"train_loss": 7.0, "lr": 0.3}
-
-
-def test_a_point_that_was_begun_goes_on_in_another_process(tmp_path, clock):
-    first = Training(tmp_path, every=4)
-    first.take(6, loss=torch.tensor([2.0, 4.0]), lr=0.5)
-    state = first.meter.state_dict()
-    again = Training(tmp_path, every=1)
-    again.meter.load_state_dict(state)
-    again.step = 6
-    again.take(2, loss=torch.tensor([9.0]))
-    again.meter.flush()
-    wanted = {"train_loss": (4 * 3 + 2 * 9) / 6, "lr": 0.5}
-    assert again.points() == [(4, {"train_loss": 3.0, "lr": 0.5}), (8, wanted)]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -124,23 +124,6 @@ def test_what_bold_and_dashes_say_holds_for_rows_of_few_repeats_and_that_were_no
     assert f" {paper_tables.NOTHING}: not run." in table.about
 
 
-@pytest.mark.parametrize("lost", [math.nan, math.inf])
-def test_a_job_without_a_number_on_test_data_counts_as_the_worst(store, lost):
-    """Of four jobs of the best setting by validation, one has no test accuracy."""
-    name = f"lost {lost}"
-    grid(store, name, {1: 0.9, 2: 0.8})
-    how = {"monitor": "val_accuracy", "metrics": DECLARED, "lr": 1, "seed": 4}
-    curves = {"val_accuracy": [0.9], "val_loss": [0.1], "test_accuracy": [lost]}
-    store.job(name, curves | {"test_loss": [0.1]}, **how)
-    table = paper_tables.results(tables.jobs(name))
-    assert texts(table)["lr 1"] == ["1/5 no result", "0.100"]
-    (record,) = [each for each in table.records if each["row"] == "lr 2"][:1]
-    assert record["adjusted_p"] == 1  # though the four others are better
-    changed = texts(paper_tables.ablation(tables.jobs(name), {"lr": 1}))
-    assert changed["baseline"][0] == "1/5 no result"
-    assert changed["lr: 1 → 2"][0] == paper_tables.NOTHING
-
-
 def test_metrics_without_test_results_are_named(store):
     how = {"seed": 3, "monitor": "val_accuracy", "metrics": DECLARED}
     for lr in range(3):

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-import pandas as pd
 import pytest
 import stored
 from labjobs.results import groups, metrics, style, tables
@@ -338,12 +337,6 @@ def test_tasks_are_never_compared(store):
     jobs = tables.jobs("corpora")
     assert groups.varied(jobs) == ["corpus"]
     assert [*groups.tasks(jobs)] == ["digits", "noisy"]
-
-
-def test_rows_beside_a_table_are_not_copied_with_each_part_of_it():
-    table = pd.DataFrame({"lr": [1.0, 2.0]})
-    table.attrs["rows"] = rows = tables.Rows([{"lr": 3.0}])
-    assert table[table["lr"] > 1].attrs["rows"] is rows
 
 
 def test_curves_along_each_axis(store):

@@ -171,6 +171,26 @@ def test_steps_that_are_taken_again_are_not_logged_again(toy):
     assert again.content() == whole.content()
 
 
+def test_half_a_line_is_cut_off(toy):
+    """As a killed job leaves it."""
+    whole = toy.run("whole")
+    left = toy.run("parts", stop=At("step", 5))
+    (left.folder / "outcome.json").unlink()
+    with (left.folder / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"line": 99, "st')
+    assert toy.run("parts").content() == whole.content()
+
+
+def test_a_journal_whose_end_the_checkpoint_alone_knows_of_is_refused(toy):
+    left = toy.run(stop=At("step", 5))
+    (left.folder / "outcome.json").unlink()
+    path = left.folder / "metrics.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
+    refused = toy.run()
+    assert refused.status == 1
+    assert "failed: the end of metrics.jsonl is lost; --force starts the job over" in refused.said
+
+
 def test_a_curve_keeps_the_spacing_of_its_first_attempt(toy):
     toy.run("parts", stop=At("step", 9), runtime={"log_every": 4})
     again = toy.run("parts", runtime={"log_every": 1})

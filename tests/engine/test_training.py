@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from labjobs.devices import GlobalStreams, Precision
-from labjobs.errors import JobError, SettingsError
+from labjobs.devices import GlobalStreams
+from labjobs.errors import JobError
 from labjobs.settings import Metric
 from labjobs.training import progress
 from labjobs.training.optim import EMA, EarlyStopping, clip_gradients
@@ -91,12 +91,6 @@ def test_the_speed_counts_all_training_of_an_interval(monkeypatch):
         assert watch.elapsed == clock.now
     watch.end_steps()
     assert watch.rates["examples_per_second"] == 8
-
-
-@pytest.mark.parametrize("name", ["fp16", "tf32"])
-def test_precision_that_needs_a_gpu_says_so(name):
-    with pytest.raises(SettingsError, match=rf"^--precision {name}: needs a CUDA GPU, .*cpu$"):
-        Precision(name, CPU)
 
 
 def test_random_numbers_go_on_on_another_kind_of_device():
