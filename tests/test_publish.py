@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import tarfile
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -142,54 +143,23 @@ def of_attempt(folder: Path, name: str) -> Path:
     return next(folder.glob(f"runs/*/*/{name}"))
 
 
-def changed(folder: Path) -> None:
-    of_attempt(folder, "outcome.json").write_text("{}")
+def of_jobs(folder: Path, name: str) -> list[Path]:
+    """A file of each of the two jobs."""
+    return sorted(folder.glob(f"runs/*/*/{name}"))
 
 
-def with_code(folder: Path) -> None:
-    of_attempt(folder, "best.pt").write_bytes(pickle.dumps(Code()))
+def shortened(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
 
 
-def with_objects(folder: Path) -> None:
-    np.savez(of_attempt(folder, "predictions.npz"), label=np.array([Code()], dtype=object))
+def without_its_end(path: Path) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:5]))
 
 
-def with_a_bomb(folder: Path) -> None:
-    np.savez_compressed(of_attempt(folder, "predictions.npz"), label=np.zeros(200_000_000, np.int8))
-
-
-def unfinished(folder: Path) -> None:
-    of_attempt(folder, "outcome.json").unlink()
-
-
-def linked(folder: Path) -> None:
-    path = of_attempt(folder, "settings.json")
-    path.unlink()
-    path.symlink_to("/etc/hostname")
-
-
-def behind_a_link(folder: Path) -> None:
-    job = of_attempt(folder, "settings.json").parents[1]
-    shutil.move(job, folder / "elsewhere")
-    job.symlink_to(folder / "elsewhere")
-
-
-def unknown(folder: Path) -> None:
-    (folder / "runs" / "run.py").write_text("print('run')")
-
-
-def of_another_job(folder: Path) -> None:
-    one, other = sorted(folder.glob("runs/" + "[0-9a-f]" * 12))
-    shutil.copy(next(one.glob("*/settings.json")), next(other.iterdir()))
-
-
-def shortened(folder: Path) -> None:
-    journal = of_attempt(folder, "metrics.jsonl")
-    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:5]))
-
-
-def missing(folder: Path) -> None:
-    of_attempt(folder, "settings.json").unlink()
+def linked(path: Path, elsewhere: Path) -> None:
+    """Move it elsewhere, and leave a link to it."""
+    shutil.move(path, elsewhere)
+    path.symlink_to(elsewhere)
 
 
 def outside(folder: Path) -> None:
@@ -199,20 +169,6 @@ def outside(folder: Path) -> None:
     (folder / "files.json").write_text(json.dumps(listed))
 
 
-def weights_of_another_job(folder: Path) -> None:
-    one, other = sorted(folder.glob("runs/*/*/best.pt"))
-    shutil.copy(one, other)
-
-
-def damaged_outputs(folder: Path) -> None:
-    kept = of_attempt(folder, "predictions.npz")
-    kept.write_bytes(kept.read_bytes()[:500])
-
-
-def without_a_list(folder: Path) -> None:
-    (folder / "files.json").write_text("[]")
-
-
 def of_terminals(folder: Path) -> None:
     path = of_attempt(folder, "outcome.json")
     about = {k: v for k, v in read_record(path).items() if k != "crc"}
@@ -220,35 +176,56 @@ def of_terminals(folder: Path) -> None:
 
 
 def with_a_second_attempt_of_other_settings(folder: Path) -> None:
-    one, other = sorted(folder.glob("runs/*/*/settings.json"))
+    one, other = of_jobs(folder, "settings.json")
     second = Path(shutil.copytree(one.parent, one.parents[1] / "00000000"))
     about = read_record(one) | {"settings": read_record(other)["settings"]}
     write_record(second / "settings.json", about)
 
 
-def with_a_note_of_uploads(folder: Path) -> None:
-    of_attempt(folder, "settings.json").with_name("sent.json").write_text("{}")
+def kept(folder: Path, **arrays: np.ndarray) -> None:
+    np.savez_compressed(of_attempt(folder, "predictions.npz"), **arrays)
 
 
-HARMS = (with_code, with_objects, with_a_bomb, unfinished, linked, behind_a_link, of_terminals)
-HARMS += (with_a_second_attempt_of_other_settings, with_a_note_of_uploads)
+HARMS: dict[str, Callable[[Path], object]] = {
+    "code": lambda folder: of_attempt(folder, "best.pt").write_bytes(pickle.dumps(Code())),
+    "objects": lambda folder: kept(folder, label=np.array([Code()], dtype=object)),
+    "a bomb": lambda folder: kept(folder, label=np.zeros(200_000_000, np.int8)),
+    "unfinished": lambda folder: of_attempt(folder, "outcome.json").unlink(),
+    "a link": lambda folder: linked(of_attempt(folder, "settings.json"), folder / "elsewhere"),
+    "behind a link": lambda folder: linked(
+        of_attempt(folder, "settings.json").parents[1], folder / "elsewhere"
+    ),
+    "of terminals": of_terminals,
+    "a second attempt of other settings": with_a_second_attempt_of_other_settings,
+    "a note of uploads": lambda folder: (
+        of_attempt(folder, "settings.json").with_name("sent.json").write_text("{}")
+    ),
+    "unknown": lambda folder: (folder / "runs" / "run.py").write_text("print('run')"),
+    "of another job": lambda folder: shutil.copy(*of_jobs(folder, "settings.json")),
+    "shortened": lambda folder: without_its_end(of_attempt(folder, "metrics.jsonl")),
+    "weights of another job": lambda folder: shutil.copy(*of_jobs(folder, "best.pt")),
+    "damaged outputs": lambda folder: shortened(of_attempt(folder, "predictions.npz"), 500),
+}
+"""Changes that the list of files knows of: somebody has made it anew."""
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "changed": lambda folder: of_attempt(folder, "outcome.json").write_text("{}"),
+    "missing": lambda folder: of_attempt(folder, "settings.json").unlink(),
+    "outside": outside,
+    "without a list": lambda folder: (folder / "files.json").write_text("[]"),
+}
 
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_what_could_do_harm_is_refused(fresh, folder, harm):
-    harm(folder)
+    HARMS[harm](folder)
     relisted(folder)
     refused(fresh, folder)
 
 
-LISTED = [unknown, of_another_job, shortened, weights_of_another_job, damaged_outputs]
-
-
-@pytest.mark.parametrize("harm", [changed, missing, outside, without_a_list, *LISTED])
-def test_what_is_not_as_it_was_published_is_refused(fresh, folder, harm):
-    harm(folder)
-    if harm in LISTED:
-        relisted(folder)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_not_as_it_was_published_is_refused(fresh, folder, damage):
+    DAMAGES[damage](folder)
     refused(fresh, folder)
 
 
