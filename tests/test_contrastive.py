@@ -138,13 +138,6 @@ def test_training_uses_no_labels(project, fresh):
 # Datasets and flags
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--accumulate", "2"), "--accumulate: no such flag"),
-        (("--batch-size", "1"), "--batch-size 1: must be at least 2 and at most 1,000,000"),
-        (("--probe-labels", "500"), "--probe-labels 500: the class 0 has 1"),
-    ],
-)
-def test_what_cannot_be_is_said_in_one_line(project, flags, said):
-    assert said in one_line(project.run(*flags), 2)
+def test_more_labels_than_there_are_is_said_in_one_line(project):
+    said = one_line(project.run("--probe-labels", "500"), 2)
+    assert "--probe-labels 500: the class 0 has 1" in said

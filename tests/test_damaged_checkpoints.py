@@ -15,7 +15,6 @@ from faults import (
     succeeded,
     wait_until,
 )
-from labjobs.training import checkpoints
 
 pytestmark = pytest.mark.full
 
@@ -86,20 +85,6 @@ def test_starts_over_without_a_whole_checkpoint(project, reference, again, tmp_p
     assert "no checkpoint is left; starting over" in lines
     assert not trap.exists()
     assert_as_undisturbed(again, reference, project, reference)
-
-
-@pytest.mark.alike
-def test_best_weights_that_are_damaged_or_run_code_are_not_loaded(project, reference, tmp_path):
-    copy = project.clone(tmp_path / "copy")
-    path, trap = copy.folder(reference) / "best.pt", tmp_path / "trap"
-    load = ("python", "-c", f"import jobs; jobs.load('{reference}')")
-    spoil(path)
-    assert f"{path.relative_to(copy.root)} is damaged; --force makes" in copy.do(*load).stderr
-    checkpoints.save(path, {"models": Evil(trap)})
-    assert "more than plain data and was not opened: delete it" in copy.do(*load).stderr
-    path.unlink()
-    assert "no weights are kept" in copy.do(*load).stderr
-    assert not trap.exists()
 
 
 @pytest.mark.alike

@@ -10,14 +10,15 @@ from typing import NamedTuple
 import pytest
 from faults import Project, one_line, some, succeeded
 from repository import REPOSITORY
-from sweeps import write_grid
 from test_project import check
 
 INNER = "{{cookiecutter.project_slug}}"
-CLASSIFIERS = ("plain", "finetuning", "similarity", "stitching", "kernels")
+CLASSIFIERS = ("plain", "finetuning", "kernels")
 """Examples that measure accuracy."""
 
 TRAIN_AS_THE_TEMPLATE_DOES = {"similarity", "stitching", "kernels"}
+HAVE_NO_NETWORK = {"similarity", "stitching"}
+"""Examples that train those of the template; tests of their own do."""
 
 
 class Example(NamedTuple):
@@ -113,7 +114,8 @@ def test_the_examples_are_as_small_as_the_docs_say(template):
 
 
 FIRST = ("plain", "regression")
-"""Examples that `bash test.sh` trains; .ci/run trains all."""
+"""Examples that `bash test.sh` trains; .ci/run trains all others."""
+TRAINED = [name for name in EXAMPLES if name not in HAVE_NO_NETWORK]
 
 
 @pytest.fixture(scope="module", params=some(EXAMPLES, *FIRST, later=[*EXAMPLES]))
@@ -163,25 +165,13 @@ def test_types(of_example, example, one_folder):
     check("mypy", Path(shutil.copytree(of_example(example).root, one_folder)))
 
 
-@pytest.fixture(scope="module")
-def job(project, name):
-    return project.finish(*EXAMPLES[name].short.split())
-
-
-def test_a_job_learns(project, job, name):
-    curves, metric = project.stored(job), EXAMPLES[name].metric
+@pytest.mark.parametrize("name", some(TRAINED, *FIRST, later=TRAINED), indirect=True)
+def test_a_job_learns(project, name):
+    job, metric = project.finish(*EXAMPLES[name].short.split()), EXAMPLES[name].metric
+    curves = project.stored(job)
     assert ("val_accuracy" in curves) == (name in CLASSIFIERS)
     (_, first), *_, (_, last) = curves[f"val_{metric}"]
     ((_, tested),) = curves[f"test_{metric}"]
     if EXAMPLES[name].rises:
         first, last, tested = 1 / first, 1 / last, 1 / tested
     assert last < 0.7 * first and tested < 0.9 * first
-
-
-@pytest.mark.alike  # the demo draws its jobs
-def test_a_sweep_is_drawn(fresh, name):
-    write_grid(fresh.root, *(f"{EXAMPLES[name].short} --lr {lr}" for lr in ("1e-2", "1e-4")))
-    succeeded(fresh.do("bash", "run.sh"))
-    succeeded(fresh.do("python", "plot.py"))
-    for figure in ("learning-curves", "metric-vs-setting", "ranking"):
-        assert "Validation " in (fresh.root / "figures" / f"{figure}.tex").read_text()

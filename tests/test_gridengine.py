@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from faults import Project, assert_as_undisturbed, one_line, silent, wait_until
+from faults import Project, assert_as_undisturbed, silent, wait_until
 from gridengines import GridEngine, grid_engine
 from slurms import HELD, PAUSE, arrays, listed
 from sweeps import Lab, assert_after_their_inputs, assert_one_at_a_time, light, write_grid
@@ -123,26 +123,3 @@ def test_how_jobs_end(lab: Lab, cluster: GridEngine) -> None:
     assert states == ["unsent", "failed", "interrupted", "unsent", "unsent", "pending", "unsent"]
     assert_after_their_inputs(lab, 2)
     assert_one_at_a_time(lab.intervals())
-
-
-@pytest.mark.alike
-def test_what_qsub_refuses(lab: Lab, cluster: GridEngine) -> None:
-    lab.write_grid(*map(light(), range(6)))
-    said = one_line(lab.sweep("--on", "lab", "--", "-q", "nowhere.q"), 2)
-    assert said.startswith("run.sh: qsub: ") and "nowhere.q" in said
-    assert cluster.states() == []
-
-
-@pytest.mark.alike
-def test_the_check_of_a_cluster(lab: Lab, cluster: GridEngine) -> None:
-    del lab.env["PYTHONPATH"]  # the check imports torch
-    with (lab.project.root / "cluster.toml").open("a") as file:
-        file.write("gpus = 0\n")
-    done = lab.project.do("python", "jobs.py", "cluster", "check", "lab")
-    assert done.returncode == 0, done
-    lines = done.stdout.splitlines()
-    assert re.fullmatch(r"submitted to SGE as \d+", lines[0])
-    assert [line for line in lines[1:] if line[:5] not in ("ok   ", "     ")] == []
-    for word in ("Python", "store", "data", "warning", "put back", "runs arrives here"):
-        assert any(word in line for line in lines), (word, lines)
-    cluster.wait_until_empty()

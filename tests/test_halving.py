@@ -226,7 +226,9 @@ def test_kills_on_a_cluster_change_neither(whole, counting, tmp_path, pytestconf
 
     with slurm(gpus=2, largest_array=count + 1) as cluster:
         project.env |= cluster.env | {"PACE": "0.02"}
-        while "nothing submitted" not in swept(project, "--slurm").stdout:
+        said = swept(project, "--slurm").stdout
+        assert f"\n{count} jobs pause at their rungs" in said
+        while "nothing submitted" not in said:
             while cluster.states():
                 time.sleep(chance.uniform(0, 4))
                 jobs = [pid for pid, role in processes(mark).items() if role == "job"]
@@ -234,6 +236,7 @@ def test_kills_on_a_cluster_change_neither(whole, counting, tmp_path, pytestconf
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                         killed.add(pid)
+            said = swept(project, "--slurm").stdout
     assert_as_if_never_paused(project, reference)
     again = trained_twice(project, killed)
     print(f"Slurm, {count} jobs, killed {len(killed)} times; {again} steps again after kills")

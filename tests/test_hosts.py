@@ -21,7 +21,7 @@ from faults import (
     succeeded,
     wait_until,
 )
-from slurms import listed, slurm
+from slurms import listed
 from sweeps import make_gpus, write_grid, write_lines
 from workstations import FAKETIME, Workstation, workstations
 
@@ -123,32 +123,6 @@ def test_a_shared_disk(here: Project, tmp_path: Path) -> None:
     assert {*re.findall(r"started on (.*):", stopped.stdout + done.stdout)} == places
     for job in listed(here.do("bash", "run.sh", "--list")):
         assert_as_undisturbed(here, job, alone, job)
-
-
-@pytest.mark.alike  # much like test_a_shared_disk and test_slurm.py
-def test_a_job_that_a_cluster_has_preempted_ends_on_a_host(here: Project, tmp_path: Path) -> None:
-    write_grid(here.root, JOB)
-    alone = here.copy(tmp_path / "alone")
-    succeeded(alone.do("bash", "run.sh"))
-    (here.root / "cluster.toml").write_text('[lab]\nsystem = "slurm"\nrequeue = false\n')
-    (tmp_path / "hold").touch()
-    with (
-        slurm(gpus=1, largest_array=1) as cluster,
-        workstations(NAMES[:1], tmp_path, tmp_path / "home") as (host,),
-    ):
-        here.env |= cluster.env
-        succeeded(here.do("bash", "run.sh", "--on", "lab"))
-        wait_until(lambda: [*here.root.glob("runs/*/*/last.pt")], 300)
-        cluster.preempt()
-        cluster.wait_until_empty()
-        assert [word for word, _ in states(here)] == ["interrupted"]
-        (tmp_path / "hold").unlink()
-        host.start()
-        silent(here.do("bash", "run.sh", "--hosts", "gpu1"))
-        (job,) = listed(here.do("bash", "run.sh", "--list"))
-    places = re.findall(r"started on (.*?),", (here.folder(job) / "output.txt").read_text())
-    assert "Slurm" in places[0] and "gpu1" in places[1], places
-    assert_as_undisturbed(here, job, alone, job)
 
 
 @pytest.mark.alike

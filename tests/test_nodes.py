@@ -3,6 +3,7 @@
 import re
 import subprocess
 
+import numpy as np
 import pytest
 from faults import Project, ended, some, succeeded, wait_until
 from machines import machines
@@ -57,6 +58,11 @@ def test_the_losses_are_those_of_one_process(exact, cluster, more, tmp_path):
     assert done.returncode == 0 and "paused: after" in said(done)[-1], done
     succeeded(run(apart, cluster, TWO, *ALIKE, *more))
     assert differences(alone.journalled(job), apart.journalled(job)) < 1e-6
+    kept, outputs = alone.outputs(job), apart.outputs(job)
+    assert kept.keys() == outputs.keys()
+    for name in kept:  # those that were measured add up in another order
+        exact = kept[name].dtype.kind != "f"
+        assert np.allclose(kept[name], outputs[name], rtol=0, atol=0 if exact else 1e-6)
 
 
 @pytest.mark.alike

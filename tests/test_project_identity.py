@@ -28,13 +28,6 @@ def ran(project: Project, *flags: str) -> str:
     return done.stdout
 
 
-def rename(project: Project, old: str, new: str) -> None:
-    file = project.root / "pyproject.toml"
-    text = file.read_text()
-    assert text.count(f'\nname = "{old}"\n') == 1
-    file.write_text(text.replace(f'\nname = "{old}"\n', f'\nname = "{new}"\n'))
-
-
 @pytest.mark.full
 def test_another_project_of_the_same_name_is_refused_and_renamed_it_runs(project, make, tmp_path):
     ran(project)
@@ -49,7 +42,7 @@ def test_another_project_of_the_same_name_is_refused_and_renamed_it_runs(project
         assert "the experiment 'alpha' in the tracking store belongs to another project" in said
         assert "change the name in pyproject.toml" in said
     assert not (other.root / "runs").exists()
-    rename(other, "alpha", "gamma")
+    other.edit("pyproject.toml", '\nname = "alpha"\n', '\nname = "gamma"\n')
     done = other.run(*SHORT, **store)
     assert (done.returncode, "already" in done.stdout) == (0, False), done
     assert sorted(project.ask(NAMES)) == [("alpha",), ("gamma",)]
@@ -73,7 +66,7 @@ def test_a_deleted_experiment_is_named_with_the_ways_out(project):
 @pytest.mark.full
 def test_renamed_it_still_has_its_results(project):
     ran(project)
-    rename(project, "alpha", "beta")
+    project.edit("pyproject.toml", '\nname = "alpha"\n', '\nname = "beta"\n')
     assert "already finished" in ran(project)
     assert project.ask(NAMES) == [("beta",)]
 

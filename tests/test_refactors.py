@@ -311,7 +311,8 @@ def test_what_is_refused_does_not_count_through_jobs_whose_code_was_accepted_as_
     for smoothing in ("0.0", "0.3"):
         succeeded(project.run(f"--smoothing={smoothing}", "--quiet"))
     project.edit("toy.py", "x * 2.0", "2.0 * x")
-    succeeded(project.do(*accept))
+    accepted = succeeded(project.do(*accept)).stdout
+    assert "accepted: toy.first, of 2 jobs (replayed to its end with the same bits)" in accepted
     succeeded(project.run("--lr=2", "--quiet"))
     project.edit("toy.py", "(1.0 - amount)", "(1.0 - 2 * amount)")
     refused = project.do(*accept)

@@ -1,9 +1,9 @@
 """A further job script, that of docs/recipes.md: jobs of its own, derived from those of run.py."""
 
 import re
-from pathlib import Path
 
 import pytest
+from edits import add_analysis
 from faults import Project, one_line, silent
 from sweeps import write_grid, write_lines
 from test_changed_data import image
@@ -11,13 +11,6 @@ from test_changed_data import image
 pytestmark = pytest.mark.full
 
 INPUT = "--dataset image-folder --image-size 8 --epochs 1 --seed {}"
-
-
-def recipe(root: Path) -> list[str]:
-    """The code blocks of the recipe: of settings.py, analyse.py, run.sh and plot_analyses.py."""
-    text = (root / "labjobs" / "docs" / "recipes.md").read_text()
-    section = text.split("## A script of your own\n")[1].split("\n## ")[0]
-    return re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
 
 
 def analyse(project: Project, *flags: str) -> list[str]:
@@ -41,12 +34,7 @@ def states(project: Project) -> dict[str, str]:
 def made(make):
     """A project with images and two analyses of two jobs, all of which its grid has run."""
     project = Project(make())
-    settings, script, _, figures = recipe(project.root)
-    text = (project.root / "settings.py").read_text()
-    text = text.replace("import Metric,", "import JobId, Metric,")
-    (project.root / "settings.py").write_text(f"{text}\n\n{settings}")
-    (project.root / "analyse.py").write_text(script)
-    (project.root / "plot_analyses.py").write_text(figures)
+    add_analysis(project)
     for name in ("cat", "dog"):
         folder = project.root / "data" / name
         folder.mkdir(parents=True)

@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from faults import Curves, Project, children, ended, job_of, one_line, same, succeeded
 from sweeps import write_grid
@@ -43,36 +42,6 @@ def in_64_bits(project: Project) -> Project:
     return project
 
 
-@pytest.fixture(scope="module")
-def exact(project, tmp_path_factory):
-    return in_64_bits(project.copy(tmp_path_factory.mktemp("exact") / "project"))
-
-
-@pytest.fixture(scope="module")
-def one(exact):
-    """The same job in one process."""
-    done = succeeded(exact.run(*ALIKE))
-    return exact, job_of(done)
-
-
-@pytest.mark.alike  # test_nodes.py does so on two machines
-@pytest.mark.parametrize("count", [2, 4])
-def test_the_losses_are_those_of_one_process(one, count, tmp_path):
-    alone, job = one
-    several, temporary = alone.copy(tmp_path / "several"), tmp_path / "above" / "temporary"
-    temporary.mkdir(parents=True)
-    succeeded(ended(together(several, count, *ALIKE, TMPDIR=str(temporary))))
-    assert [*temporary.parent.iterdir()] == [temporary]
-    expected, found = alone.journalled(job), several.journalled(job)
-    assert len(expected["train_loss"]) == 12
-    assert differences(expected, found) < 1e-6
-    kept, outputs = alone.outputs(job), several.outputs(job)
-    assert kept.keys() == outputs.keys()
-    for name in kept:  # those that were measured add up in another order
-        exact = kept[name].dtype.kind != "f"
-        assert np.allclose(kept[name], outputs[name], rtol=0, atol=0 if exact else 1e-6)
-
-
 def differences(expected: Curves, found: Curves) -> float:
     """The largest difference of two jobs' curves, which have the same points."""
     assert expected.keys() == found.keys()
@@ -82,8 +51,11 @@ def differences(expected: Curves, found: Curves) -> float:
 
 
 @pytest.mark.full
-def test_killed_and_continued_it_ends_with_the_same_bits(project, fresh):
-    job = job_of(succeeded(ended(together(fresh, 2, *DRAWING))))
+def test_killed_and_continued_it_ends_with_the_same_bits(project, fresh, tmp_path):
+    temporary = tmp_path / "above" / "temporary"
+    temporary.mkdir(parents=True)
+    job = job_of(succeeded(ended(together(fresh, 2, *DRAWING, TMPDIR=str(temporary)))))
+    assert [*temporary.parent.iterdir()] == [temporary]
 
     done = killed(together(project, 2, *DRAWING), 1, signal.SIGKILL)
     assert said(done) == [line for line in said(done) if "failed: process 1 has ended" in line]

@@ -18,7 +18,6 @@ from sweeps import (
     assert_one_at_a_time,
     light,
     write_grid,
-    write_lines,
 )
 
 pytestmark = pytest.mark.full
@@ -104,29 +103,6 @@ def disturbed(there: Project, cluster: Cluster) -> list[str]:
     signals = Counter(re.findall(r"interrupted: by (\w+); the same command", printed))
     assert signals == {"SIGUSR1": 2, "SIGTERM": 1}
     return jobs
-
-
-@pytest.mark.alike
-def test_halving_rung_by_rung(project: Project, cluster: Cluster, tmp_path: Path) -> None:
-    """Each command submits who trains on; in the end all is as after one `bash run.sh`."""
-    here = project.copy(tmp_path / "here")
-    flags = "--device cpu --optimizer sgd --batch-size 512 --epochs 3 --lr"
-    jobs = [f"job {flags} {rate}" for rate in (1e-3, 1e-2, 3e-2, 1e-1)]
-    write_lines(here.root, "halving 2 1e 2e", *jobs)
-    there = here.copy(tmp_path / "there")
-    silent(here.do("bash", "run.sh"))
-    there.env |= cluster.env
-    for count, said in ((4, "4 jobs pause at their rungs"), (2, "2 jobs pause"), (1, "")):
-        done = there.do("bash", "run.sh", "--slurm")
-        arrays(done, count)
-        assert f"\n{said}" in done.stdout
-        cluster.wait_until_empty()
-    over = silent(there.do("bash", "run.sh", "--slurm"))
-    assert over.stdout == "nothing submitted to Slurm: 1 finished, 3 stopped\n"
-    states = listed(there.do("bash", "run.sh", "--list"))
-    assert states == listed(here.do("bash", "run.sh", "--list"))
-    (best,) = (job for job, (state, _) in states.items() if state == "finished")
-    assert_as_undisturbed(there, best, here, best)
 
 
 @pytest.mark.alike

@@ -168,27 +168,6 @@ def test_a_job_that_diverged_is_accepted_like_the_others(project):
     assert found.pop(job)[0] == "diverged" and {*found.values()} == {("finished", "")}
 
 
-@pytest.mark.alike  # test_refactors.py replays light jobs
-def test_jobs_are_replayed_for_each_value_that_a_change_reads_and_with_their_test_results(project):
-    accept = ("python", "jobs.py", "accept", "--verify", "--because", "it is the same")
-    assert project.run(*SHORT, "--label-smoothing", "0.3").returncode == 0
-    smoothing = "smoothing = settings.label_smoothing if"
-    doubled = smoothing.replace("= ", "= 2 * ")  # the same for the jobs that have 0
-    project.edit("run.py", smoothing, doubled)
-    refused = project.do(*accept)
-    assert "not accepted for 2 jobs: " in refused.stderr  # both have the same code
-    assert "train_loss at step 1" in refused.stderr
-    convnet = "accepted: run.forward, of 1 job (replayed to its end with the same bits)"
-    assert convnet in refused.stdout and "(run.forward changed)" in one_line(project.run(*SHORT), 5)
-    project.edit("run.py", doubled, smoothing)
-    project.edit(
-        "run.py", "value for name, value in means", "scale * value for name, value in means"
-    )
-    project.edit("run.py", "means = Means()", 'means, scale = Means(), 2 if split == "test" else 1')
-    refused = project.do(*accept)
-    assert "test_loss at step " in refused.stderr and "accepted: " not in refused.stdout
-
-
 # Whether a job still fits has three answers, and all commands give the same.
 
 FITS, CHANGED, UNKNOWN = "fits", "changed", "cannot be told"

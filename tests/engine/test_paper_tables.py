@@ -81,6 +81,9 @@ def test_lost_jobs_stand_in_place_of_the_mean_of_the_others(store):
     grid(store, "lost", {1: 0.9, 2: 0.8}, seeds=3)
     one(store, "lost", 0.9, 0.1, lr=1, seed=3, status="FAILED")  # diverged
     jobs = tables.jobs("lost")
+    changed = texts(paper_tables.ablation(jobs, {"lr": 1}))
+    assert changed["baseline"][0] == "1/4 diverged"
+    assert changed["lr: 1 → 2"][0] == paper_tables.NOTHING
     jobs.attrs[tables.UNFINISHED] = [
         {"job_id": "f", "lr": 2, "seed": 3, "monitor": "val_accuracy", "state": "failed"},
         {"job_id": "g", "lr": 3, "seed": 0, "monitor": "val_accuracy", "state": "failed"},

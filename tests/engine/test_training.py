@@ -12,7 +12,6 @@ from labjobs.training import progress
 from labjobs.training.optim import EMA, EarlyStopping, clip_gradients
 from torch import nn
 
-CPU = torch.device("cpu")
 METRICS = {"mae": Metric(better="lower"), "r2": Metric(better="higher")}
 
 
