@@ -20,7 +20,7 @@ import stored
 from faults import some
 from labjobs import layout
 from labjobs.files import record
-from labjobs.results import figure_files, style
+from labjobs.results import figure_files, plotting, searches, style
 from labjobs.settings import CONFIRMING
 from labjobs.sweeps import search
 from repository import REPOSITORY
@@ -32,6 +32,7 @@ ALL = (
     *("learning-curves", "metric-vs-setting", "metric-map", "ranking", "differences"),
     *("time-to-target", "throughput", "cost-accuracy", "confusion"),
 )
+KINDS = "pdf", "png"
 DPI = 300
 DEVICES = {"device": "CPU"}, {"device": "H100"}
 
@@ -94,12 +95,25 @@ def edit(monkeypatch, tmp_path):
 
 @pytest.fixture
 def draw(store, monkeypatch, capsys, tmp_path):
-    """`python plot.py`, in this process."""
+    """`python plot.py`, in this process, as PDF; of its figures and tables `only` some, if these
+    are named, since each takes a second."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
+    whole = plotting.main
 
-    def draw(experiment, *flags):
-        words = ("--experiment", experiment, "--out", tmp_path, *flags)
+    def draw(experiment, *flags, only=(), formats=("--format", "pdf")):
+        def some_of(drawings):
+            return {name: draw for name, draw in drawings.items() if not only or name in only}
+
+        def main(kind, of_all, of_one, *others, of_tasks):
+            *others, printed = others
+            assert {*only} <= {*of_all, *of_one, *of_tasks, *printed}
+            kept = some_of(of_all), some_of(of_one), *others, some_of(printed)
+            searched = some_of(searches.FIGURES)
+            return whole(kind, *kept, of_tasks=some_of(of_tasks), of_searches=searched)
+
+        words = ("--experiment", experiment, "--out", tmp_path, *formats, *flags)
         monkeypatch.setattr(sys, "argv", ["plot.py", *map(str, words)])
+        monkeypatch.setattr(plotting, "main", main)
         with pytest.raises(SystemExit) as end:
             runpy.run_path(str(PLOT), run_name="__main__")
         return Drawn(end.value.code, *capsys.readouterr(), tmp_path)
@@ -124,9 +138,10 @@ def assert_prints_right(path, width, height):
 
 
 def test_the_default_sweep(draw):
-    drawn = draw("sweep")
+    drawn = draw("sweep", formats=())
     assert (drawn.status, drawn.said) == (0, "")
     assert (tuple(drawn.names), drawn.tables) == (ALL, ["main", "ablation", "cost"])
+    assert {path.name for path, _, _ in drawn.files} == {f"{n}.{k}" for n in ALL for k in KINDS}
     for file in drawn.files:
         assert_prints_right(*file)
     assert drawn.caption("learning-curves").startswith(
@@ -186,7 +201,7 @@ def test_speeds_of_devices_are_not_mixed_and_jobs_that_diverged_have_none(draw, 
         how = {"monitor": "val_accuracy", "seed": seed, "tags": {"device": device}}
         store.job("speeds", {"val_accuracy": [0.5, 0.6]}, **how)
     store.job("speeds", {"val_accuracy": [0.1]}, status="FAILED", **how | {"tags": {}, "seed": 9})
-    caption = draw("speeds").caption("throughput")
+    caption = draw("speeds", only=["throughput"]).caption("throughput")
     assert "between the last two evaluations, on A100, H100, of both settings: mean of" in caption
     assert "diverged as the worst" not in caption
 
@@ -194,7 +209,7 @@ def test_speeds_of_devices_are_not_mixed_and_jobs_that_diverged_have_none(draw, 
 def test_an_empty_note_has_a_name(draw, store):
     for note in ("", "50% & more"):
         accuracies(store, "notes", [0.5, 0.7], note=note)
-    table = (draw("notes").folder / "main.md").read_text()
+    table = (draw("notes", only=["main"]).folder / "main.md").read_text()
     rows = re.findall(r"^\| (note [(5].+?) \|", table, re.MULTILINE)
     assert rows == ["note (empty)", "note 50% & more"]
 
@@ -206,7 +221,7 @@ def test_a_ranking_goes_by_validation_and_says_so(draw, store):
             curves = {"val_accuracy": [val + 0.01 * lr * seed]}
             how = {"monitor": "val_accuracy", "lr": lr, "seed": seed}
             store.job("ranked", curves, tests=tests, **how)
-    drawn = draw("ranked")
+    drawn = draw("ranked", only=["ranking", "differences", "confusion"])
     caption = drawn.caption("ranking")
     assert caption.startswith("Validation accuracy of both settings: mean of 3 seeds, 95% t")
     assert "Nothing is chosen by test results." in caption
@@ -227,18 +242,18 @@ def test_another_metric_is_shown_of_what_the_monitored_one_chooses(draw, store):
             tests = {"test_accuracy": accuracy - 0.001 * seed * lr}
             how = {"monitor": "val_loss", "lr": lr, "seed": seed}
             store.job("another", curves, tests=tests, **how)
-    drawn = draw("another", "--metric", "accuracy")
+    drawn = draw("another", "--metric", "accuracy", only=["ranking", "differences"])
     start = "Validation accuracy of both settings by validation cross-entropy: mean"
     assert drawn.caption("ranking").startswith(start)
     assert "than the first (learning rate 0.1): learning rate 0.2" in drawn.caption("ranking")
     assert "the baseline (learning rate 0.1)" in drawn.caption("differences")
 
 
-@pytest.mark.parametrize("what", ["same", "order", "index", "label", "data"])
+@pytest.mark.parametrize("what", ["order", "index", "data"])
 def test_examples_are_paired_only_if_they_are_the_same(draw, store, tmp_path, what):
     """One rate is right where the other is, and a little more often: that is certain of the same
     examples, in any order, and not of as many others."""
-    places, other = np.arange(400), what not in ("same", "order")
+    places, other = np.arange(400), what != "order"
     for lr, seed in product((0.1, 0.2), range(3)):
         folder = tmp_path / f"job-{lr}-{seed}"
         folder.mkdir()
@@ -258,7 +273,7 @@ def test_examples_are_paired_only_if_they_are_the_same(draw, store, tmp_path, wh
             tags={"job_folder": str(folder), "data": str(lr if what == "data" else "")},
             **{"monitor": "val_accuracy", "lr": lr, "seed": seed},
         )
-    caption = draw(f"examples {what}").caption("ranking")
+    caption = draw(f"examples {what}", only=["ranking"]).caption("ranking")
     assert "over 3 seeds and 400 test examples." in caption
     assert ("Better in test accuracy than the first (learning rate 0.1)" in caption) != other
     assert ("Cannot be told apart from the first (learning rate 0.1)" in caption) == other
@@ -315,7 +330,7 @@ def test_a_search_has_figures_of_its_own(draw, store, figures):
     """Every trial is there, at its place, with what its settings and its result are."""
     words = f"40 seed=1 --lr 'log 1e-4 1e-1' {CONDITION} -- --width 8"
     trials(store, "search", words, lambda s: math.nan if s["lr"] < 2e-4 else -math.log10(s["lr"]))
-    drawn = draw("search")
+    drawn = draw("search", formats=())
     assert drawn.status == 0
     assert [name for name in drawn.names if name.startswith("search-")] == SEARCHES
     were = "learning rate, momentum and optimizer were drawn by a search; see search-slices"
@@ -412,7 +427,7 @@ def test_an_average_over_many_tasks(draw, store, edit, figures):
     (recipe,) = blocks("An average over many tasks")
     start = '\n\nif __name__ == "__main__":'
     edit(plot=(start, f"\n\n{own}{recipe}{start}"))
-    drawn = draw("many")
+    drawn = draw("many", formats=())
     assert (drawn.status, drawn.names[-2:]) == (0, ["by-task", "over-tasks"])
     for file in drawn.files:
         assert_prints_right(*file)
@@ -425,13 +440,14 @@ def test_an_average_over_many_tasks(draw, store, edit, figures):
 
 @pytest.mark.full
 def test_the_same_jobs_give_the_same_bytes_whatever_else_is_in_the_store(draw, store, tmp_path):
-    before = {path.name: path.read_bytes() for path, _, _ in draw("sweep").files}
+    before = {path.name: path.read_bytes() for path, _, _ in draw("sweep", formats=()).files}
     settings = {"dataset": "digits", "epochs": 20, "monitor": "val_accuracy", "note": ""}
     settings |= {"model": "mlp", "lr": 1e-3, "seed": 2}  # which has finished
     for status in ("FAILED", "KILLED", "FINISHED"):
         store.job("sweep", {"val_accuracy": [0.1]}, status=status, mark=False, **settings)
     store.client.delete_run(store.job("sweep", {"val_accuracy": [0.1]}, **settings))
-    assert {path.name: path.read_bytes() for path, _, _ in draw("sweep").files} == before
+    after = draw("sweep", formats=()).files
+    assert {path.name: path.read_bytes() for path, _, _ in after} == before
 
 
 def test_every_job_that_was_tried_is_counted(draw, store):
@@ -454,7 +470,7 @@ def test_figures_that_are_not_drawn_do_not_stay(draw, store):
     how = {"monitor": "val_accuracy", "seed": 0}
     for lr in (0.1, 0.2):
         store.job("once", {"val_accuracy": [0.5]}, lr=lr, **how)
-    first = draw("once", "--format", "pdf,svg")
+    first = draw("once", formats=("--format", "pdf,svg"))
     assert "ranking" in first.names
     (first.folder / "ranking.json.txt").write_text("the student's")
     store.job("then", {"val_accuracy": [0.5]}, lr=0.1, **how)
@@ -485,9 +501,9 @@ def accuracies(store, experiment, values, count=3, **how):
 def test_captions_say_where_means_end_and_what_is_not_compared(draw, store):
     for model, count in (("mlp", 3), ("vit", 3), ("convnet", 2)):
         accuracies(store, "early", [0.5, 0.6, 0.7], count, model=model)
-    assert "Means end" not in draw("early").caption("learning-curves")
+    assert "Means end" not in draw("early", only=["learning-curves"]).caption("learning-curves")
     store.job("early", {"val_accuracy": [0.5, 0.6]}, model="mlp", monitor="val_accuracy", seed=9)
-    drawn = draw("early")
+    drawn = draw("early", only=["learning-curves", "ranking", "differences"])
     assert " Means end where the first of their jobs ends." in drawn.caption("learning-curves")
     few = " Fewer than 3 repeats, so neither interval nor comparison: convnet."
     for name in ("ranking", "differences"):
@@ -522,7 +538,7 @@ def test_a_setting_that_does_not_count_is_no_value(draw, store, edit, figures):
         accuracies(store, "nested", [0.5, 0.7 - len(own) * 0.1], optimizer=optimizer, **own)
     momentum = 'momentum: float = setting(0.9, when={"optimizer": "sgd"})\n\n    lr: float'
     edit(plot=("", ""), settings=("lr: float", momentum))
-    drawn = draw("nested")
+    drawn = draw("nested", only=["learning-curves", "main", "ablation"])
     table = (drawn.folder / "main.md").read_text()
     rows = re.findall(r"^\| (adam|sgd)(.*?) \|", table, re.MULTILINE)
     assert rows == [("adam", ""), ("sgd", ", momentum 0.5"), ("sgd", ", momentum 0.9")]
@@ -546,7 +562,7 @@ def test_captions_name_devices_monitors_and_code_that_differ(draw, store):
             seed=seed,
         )
     assert draw("unlike").status == 1
-    drawn = draw("unlike", "--any-code")
+    drawn = draw("unlike", "--any-code", only=["ranking", "confusion"])
     caption = drawn.caption("ranking")
     assert "The jobs ran on different kinds of devices: 2 on CPU, 2 on H100." in caption
     kept = "Jobs kept the weights that were best by different metrics: 2 by val"
@@ -560,7 +576,7 @@ def test_captions_name_devices_monitors_and_code_that_differ(draw, store):
 def test_captions_name_the_devices_of_the_jobs_that_were_chosen(draw, store):
     for lr in range(7):  # more than there are lines: the best is shown, and it ran on the CPU
         accuracies(store, "one CPU", [0.5, 0.99 - 0.01 * lr], 1, lr=lr, tags=DEVICES[lr > 0])
-    caption = draw("one CPU").caption("time-to-target")
+    caption = draw("one CPU", only=["time-to-target"]).caption("time-to-target")
     assert "by the time of training and evaluation on CPU. 1 of 1 jobs have reached it." in caption
     assert "The jobs ran on different kinds of devices: 1 on CPU, 6 on H100." in caption
 
@@ -578,7 +594,7 @@ def test_captions_count_what_was_audited_and_what_confirms(draw, store, tmp_path
             "tags": {"job_folder": str(folder)},
         }
         store.job("audited", {"val_accuracy": [0.5]}, **how)
-    drawn = draw("audited")
+    drawn = draw("audited", only=["learning-curves", "main"])
     caption = drawn.caption("learning-curves")
     assert "Audited: 1 of 2 jobs; all of these gave the same bits again, up to" in caption
     assert caption.endswith("Not shown: 1 job with the seeds of confirm.")
@@ -593,10 +609,11 @@ def test_captions_count_what_was_audited_and_what_confirms(draw, store, tmp_path
 def test_a_regression(draw, store, declared):
     experiment = f"regression {declared}"
     store.regressions(experiment, **declared)
-    drawn = draw(experiment)
+    only = [] if declared else ["learning-curves", "time-to-target", "confusion"]
+    drawn = draw(experiment, only=only, formats=())
     assert drawn.status == 0
-    assert tuple(drawn.names) == ALL
-    for file in drawn.files:
+    assert tuple(drawn.names) == (ALL if declared else tuple(only))
+    for file in drawn.files if declared else ():
         assert_prints_right(*file)
     mean = "geometric mean" if "scale" in declared else "mean"
     of_log = " of the logarithm" if "scale" in declared else ""
@@ -663,7 +680,7 @@ def test_jobs_that_diverged_and_values_that_are_not_finite(draw, store):
 def test_results_outside_the_declared_range_are_drawn_and_counted(draw, store, figures):
     for model, value in (("mlp", 90), ("vit", 0.9)):  # percent, and the fraction that is declared
         accuracies(store, "percent", [value / 2, value], model=model)
-    drawn = draw("percent")
+    drawn = draw("percent", only=["learning-curves", "ranking", "main"])
     said = "Of all values 50.0% are outside the range that METRICS declares."
     for name in ("learning-curves", "ranking"):
         assert said in drawn.caption(name), name
@@ -681,7 +698,7 @@ def test_what_has_no_number_on_test_data_is_the_worst_there(draw, store):
             store.job("untested", curves, tests={"test_accuracy": test}, **how)
             none = {} if seed else {"test_accuracy": math.inf}
             store.job("untested", curves, tests=none, **how | {"dataset": "b"})
-    drawn = draw("untested")
+    drawn = draw("untested", only=["ranking", "differences", "by-task", "main"])
     lost = " No finite test accuracy, which counts as the worst: 1 of 4 jobs (vit)."
     assert lost in drawn.caption("ranking-a") and lost in drawn.caption("differences-a")
     assert "Cannot be told apart from the first (vit)" in drawn.caption("ranking-a")
@@ -734,7 +751,7 @@ def test_another_venue(draw):
 
 
 def test_a_paper_is_compared_with_the_results(draw, tmp_path, capsys, monkeypatch):
-    drawn = draw("sweep")
+    drawn = draw("sweep", only=["ranking", "main", "ablation", "cost"])
     known = re.search(r"(0\.\d+) ± ", (drawn.folder / "main.md").read_text())[1]
     text = rf"""
     \usepackage[margin=1.25in]{{geometry}}
