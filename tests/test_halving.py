@@ -14,6 +14,8 @@ from statistics import fmean
 import pytest
 from bits import plain
 from faults import curves_in, one_line, some, succeeded, wait_until
+from labjobs.errors import SettingsError
+from labjobs.sweeps import search
 from slurms import slurm
 from sweeps import processes, write_lines
 
@@ -93,15 +95,11 @@ def test_a_failed_job_blocks_its_rung_and_is_named(counting, tmp_path):
     ("line", "flags", "said"),
     [
         ("halving 3", "", "halving 3: must look like halving 3 2e 6e 18e"),
-        ("halving 1 2e", "", "halving 1 2e: must look"),
-        ("halving 3 6e 2e", "", "halving 3 6e 2e: must look"),
-        ("halving 3 2e 500", "", "halving 3 2e 500: must look like"),
         ("halving 3 2e 30e", "", "halving: rung 30e is not before the end, --epochs 30"),
         ("halving 3 2e", "--minutes 3", "halving: --minutes: not with halving"),
         ("halving 3 2e", "--pause-after 3e", "halving: --pause-after: not with halving"),
         ("halving 3 2e", "--steps 500", "halving: --steps 500: the rungs are not in steps"),
         ("halving 3 2e", "--monitor none", "halving: --monitor none: must be a metric on"),
-        ("halving 3 2e", "--val-fraction 0", "--val-fraction 0: without validation examples"),
         ("halving 3 2e", "--eval-every 3e", "halving: rung 2e: no evaluation there, --eval-every"),
     ],
 )
@@ -111,6 +109,12 @@ def test_what_cannot_be_halved_is_refused_before_anything_starts(project, line, 
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr.splitlines()[0] and len(done.stderr.splitlines()) < 3
     assert not (project.root / "runs").exists()
+
+
+@pytest.mark.parametrize("words", ["1 2e", "3 6e 2e", "3 2e 500", "x 2e", "3 2e 2e", "3 0e"])
+def test_a_line_that_means_nothing_is_refused(words):
+    with pytest.raises(SettingsError, match=f"halving {words}: must look like halving 3 2e 6e"):
+        search.read_halving(1, words.split())
 
 
 def test_jobs_that_are_not_comparable_are_refused(project):
