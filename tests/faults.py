@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
@@ -125,14 +126,20 @@ class Project:
         """Whether Python starts in another way than usual, such as with modules of a test's own."""
         return bool(self._before) or "PYTHONPATH" in self.env
 
+    def execute(self, code: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Some Python code in the project's folder, as by `python -c`, to its end, which must be
+        well. Its file is elsewhere: one more in the project could be code of its jobs."""
+        with TemporaryDirectory() as folder:
+            script = Path(folder, "code.py")
+            script.write_text(f"import sys; sys.path[0] = {str(self.root)!r}\n{code}")
+            return succeeded(self.do("python", str(script), *words, **env))
+
     def printed(self, code: str, *words: str) -> list[str]:
-        done = self.do("python", "-c", code, *words)
-        assert done.returncode == 0, done
-        return done.stdout.splitlines()
+        return self.execute(code, *words).stdout.splitlines()
 
     def arrays(self, code: str, *words: str, **env: str) -> dict[str, np.ndarray]:
         """Return the arrays that some Python code saves as arrays.npz in the project's folder."""
-        succeeded(self.do("python", "-c", code, *words, **env))
+        self.execute(code, *words, **env)
         with np.load(self.root / "arrays.npz") as kept:
             found = dict(kept)
         (self.root / "arrays.npz").unlink()

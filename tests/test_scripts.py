@@ -99,7 +99,7 @@ def test_jobs_and_figures_know_which_script_it_was(made):
     assert "MISSING" not in shown  # a default that the setting does not have
     table = "from labjobs.results import tables; from labjobs.tracking import mlflow_client as e;"
     table += "jobs = tables.jobs(e.experiment_name()); print(len(jobs), 'first' in jobs)"
-    assert made.do("python", "-c", table).stdout == "2 False\n"
+    assert made.printed(table) == ["2 False"]
     made.do("python", "plot.py", "--format", "png")
     silent(made.do("python", "plot_analyses.py", "--format", "png"))
     assert (made.root / "tables" / "results.tex").exists()  # another script's
@@ -116,8 +116,7 @@ print(found["first_seed"].tolist(), found["second_seed"].dtype, found["second_mo
 print({"first", "norm"} & {*found.attrs["settings"]}, found.attrs["roles"]["first_seed"])
 """
     )
-    said = made.do("python", "-c", table).stdout.splitlines()
-    assert said == ["[0, 0] int64 ['mlp', 'mlp']", "{'norm'} repeat"]
+    assert made.printed(table) == ["[0, 0] int64 ['mlp', 'mlp']", "{'norm'} repeat"]
 
 
 def test_an_edit_that_concerns_an_input_makes_both_stale_until_it_is_undone(project):

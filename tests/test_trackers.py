@@ -307,7 +307,8 @@ within the time that the first one took."""
 @pytest.mark.alike
 def test_a_copy_that_is_killed_at_any_instant_is_completed(tracked, pytestconfig):
     attempt = tracked.folder(job_of(succeeded(tracked.run(*SHORT, TRACKERS=""))))
-    tracked.printed(KILLED_COPIES, str(attempt), str(pytestconfig.getoption("kills")))
+    words = (str(attempt), str(pytestconfig.getoption("kills")))
+    succeeded(tracked.do("python", "-c", KILLED_COPIES, *words))
     assert_copied(tracked, attempt)
     left = {path.name[0] for path in (tracked.root / "wandb").iterdir()}
     assert left == {"o"}  # offline runs, nothing hidden
