@@ -99,25 +99,30 @@ def cookiecutter(template, folder, *arguments, typed=None):
 
 
 @pytest.mark.parametrize(
-    ("question", "answer", "reason"),
+    "wrong",
     [
-        ("project_slug", "1st", "a letter first"),
-        ("project_slug", "../escape", "a-z"),
-        ("project_slug", "{{ 7*7 }}", "a letter first"),
-        ("project_slug", "class", "choose another, such as my_class"),
-        ("project_name", "  ", "is empty"),
-        ("project_name", "a\nb", "line break"),
-        ("author", "\x1b[31mred", "control character"),
-        ("author", "{{ '{{ 7*7 }}' }}", "template expression"),
-        ("email", "nobody", "is not an e-mail address"),
+        {"project_slug": ("class", "choose another, such as my_class")},
+        {
+            "project_name": ("  ", "is empty"),
+            "project_slug": ("{{ 7*7 }}", "a letter first"),
+            "author": ("\x1b[31mred", "control character"),
+            "email": ("nobody", "is not an e-mail address"),
+        },
+        {
+            "project_name": ("a\nb", "line break"),
+            "project_slug": ("../escape", "a-z"),
+            "author": ("{{ '{{ 7*7 }}' }}", "template expression"),
+        },
     ],
 )
-def test_bad_answer_is_refused_in_one_line(template, tmp_path, question, answer, reason):
-    done = cookiecutter(template, tmp_path, "--no-input", f"{question}={answer}")
+def test_each_bad_answer_is_refused_in_one_line(template, tmp_path, wrong):
+    answers = (f"{question}={answer}" for question, (answer, _) in wrong.items())
+    done = cookiecutter(template, tmp_path, "--no-input", *answers)
     assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(question)
-    assert reason in line
+    lines = done.stderr.splitlines()
+    for line, (question, (_, reason)) in zip(lines, wrong.items(), strict=True):
+        assert line.startswith(f"{question} ")
+        assert reason in line
     assert not files(tmp_path / "out")
 
 

@@ -71,8 +71,8 @@ def test_a_check_begins_with_the_gpu(lab):
 
 @pytest.mark.parametrize(("shown", "why"), [("", " (CUDA_VISIBLE_DEVICES is '')"), (None, "")])
 def test_a_machine_without_a_gpu_says_why_none_is_used(fresh, shown, why):
-    env = {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
-    done = fresh.do("python", "jobs.py", "gpu", **env)
+    fresh.env |= {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
+    done = fresh.do("python", "jobs.py", "gpu")
     assert done.returncode == 1, done
     driver, torch, gpu = done.stdout.splitlines()
     assert driver.startswith("not  driver: unknown, since nvidia-smi is not there or fails; ")

@@ -337,9 +337,6 @@ def test_a_job_that_diverged_elsewhere_is_known_by_the_store(project, tmp_path):
     assert again.returncode == 1
     assert again.stderr == f"job {job} diverged before: see MLflow; --force starts it over\n"
     assert not list(project.root.glob("runs/*/*/metrics.jsonl"))
-    shutil.move(away / job, project.root / "runs" / job)
-    assert "train_loss was not finite" in project.run(*flags).stderr
-    shutil.rmtree(project.root / "runs" / job)
     forced = project.run(*flags, "--force")
     assert forced.returncode == 1 and "diverged: train_loss" in forced.stderr
 

@@ -201,8 +201,9 @@ def test_what_is_not_as_it_should_be_is_said_in_one_line(copy, change, said):
     change(copy)
     _, line = copy.do("python", "jobs.py", "--version").stdout.splitlines()
     assert said in line
-    done = copy.run("--epochs", "1", "--seed", "5")
-    assert done.returncode == 0 and line in done.stdout + done.stderr, done
+    if change is other_version:
+        done = copy.run("--epochs", "1", "--seed", "5")
+        assert done.returncode == 0 and line in done.stdout + done.stderr, done
 
 
 def test_an_ejected_engine_that_was_edited_counts_as_the_students_code(copy):

@@ -18,7 +18,9 @@ from types import SimpleNamespace
 
 import pytest
 from faults import Project, ended, one_line, silent, some, succeeded, wait_until
+from labjobs.errors import SettingsError
 from labjobs.layout import JOURNAL
+from labjobs.sweeps import options
 from labjobs.sweeps.gpus import Gpu
 from labjobs.sweeps.queue import Worker
 from labjobs.sweeps.starter import Starter
@@ -225,9 +227,7 @@ UNKNOWN = "no such flag; see --help"
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--fail-fats", "--fail-fats: no such flag; did you mean --fail-fast?"),
         ("--retries -1", "--retries -1: must be at least 0"),
-        ("--gpus 3", "--gpus 3: nvidia-smi does not list this GPU"),
         ("--at-most 3", "--at-most: only with --on or --slurm"),
         ("--piece 2h", "--piece: only with --on or --slurm"),
         ("--slurm --piece 2", "--piece 2: must be at least two minutes, such as 2h or 90m"),
@@ -235,7 +235,6 @@ UNKNOWN = "no such flag; see --help"
         ("-- --partition gpu", "--: only with --on or --slurm"),
         ("--slurm --retries 2", "--retries: not with --on or --slurm alone"),
         ("--on a,b,local", "--on a,b,local: one cluster at a time, and local"),
-        ("--json", "--json: only with --list"),
         ("--cost", "--cost: only with --list"),
         ("--only failed --watch", "--only: not with --watch"),
         ("--budget 0", "--budget 0: must be above 0"),
@@ -249,6 +248,20 @@ UNKNOWN = "no such flag; see --help"
         ("--slurm --partition gpu", f"--partition: {UNKNOWN}; options of sbatch go after --"),
         ("--slurm -- --output x.txt", "--output: run.sh sets this option of sbatch"),
         ("--slurm -- -d afterok:3", "-d: run.sh sets this option of sbatch"),
+    ],
+)
+def test_wrong_flags_are_said(flags, said):
+    with pytest.raises(SettingsError) as error:
+        options.read(flags.split())
+    assert str(error.value) == said
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--fail-fats", "--fail-fats: no such flag; did you mean --fail-fast?"),
+        ("--json", "--json: only with --list"),
+        ("--gpus 3", "--gpus 3: nvidia-smi does not list this GPU"),
     ],
 )
 def test_wrong_flags_are_refused(lab, flags, said):
