@@ -93,7 +93,7 @@ def test_a_gpu_that_another_process_uses_is_waited_for(lab):
 
 
 def test_jobs_that_share_a_gpu(lab):
-    lab.write_grid(*map(light(seconds=2), range(4)))
+    lab.write_grid(*map(light(seconds=1), range(4)))
     silent(lab.sweep("--gpus", "3", "--per-gpu", "2"))
     intervals = lab.intervals()
     assert {i.device for i in intervals} == {"GPU-3"}
