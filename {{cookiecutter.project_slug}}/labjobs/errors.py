@@ -48,7 +48,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown word: the nearest known one, or all of them."""
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    every = f"known: {', '.join(known)}" if known else "there are none"
+    return f"did you mean {near[0]}?" if near else every
 
 
 def require_known(words: Iterable[str], known: Collection[str], line: str) -> None:

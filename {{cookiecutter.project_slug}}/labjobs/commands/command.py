@@ -57,7 +57,7 @@ DRY_RUN = argument("--dry-run", "only print what would be removed", action="stor
 RUNS_ROOT = argument(
     "--runs-root", "folder with the jobs' folders (default: runs)", metavar="PATH", type=Path
 )
-CONDITIONS = "print only jobs with such settings: --where 'lr>1e-3' --where state=finished"
+CONDITIONS = "print only jobs with such a setting, state or script: 'lr>1e-3', state=failed"
 SIDE = "a job, an attempt of one, such as 1872aa/1f0a, or a group of jobs: lr=1e-3,model=mlp"
 AGAINST = "finished jobs: one and its repeats, its attempts with one code, or a group: lr=1e-3"
 FIND = JSON | argument("--force", "measure again, even if there are results", action="store_true")

@@ -33,7 +33,7 @@ from labjobs.job.identity import as_command, restore
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import as_line, counted, leave, parts_of
 from labjobs.settings import Span, Weights, roles
-from labjobs.sweeps.states import State, View
+from labjobs.sweeps.states import STATES, State, View
 from labjobs.tracking import costs, courier, stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name, fingerprint
 from labjobs.tracking.stored_jobs import Known, StoredJob, fresh_value
@@ -350,6 +350,8 @@ def selected(condition: str, rows: list[dict[str, Any]], flag: str = "") -> list
     known = sorted({*OWN, *(name for row in rows for name in row["settings"])})
     if rows:
         require_known([name], known, f"{flag}{condition}: no such setting")
+    if name == "state":
+        require_known([wanted], STATES, f"{flag}{condition}: no such state")
 
     def fulfils(row: dict[str, Any]) -> bool:
         value = row[name] if name in OWN else row["settings"].get(name)

@@ -74,6 +74,8 @@ def publish(project: Project, given: argparse.Namespace) -> None:
     out: Path = given.folder
     if out.exists():
         raise SettingsError(f"{out} already exists; name a new folder")
+    if any(job.id.startswith(str(out)) for job in project.all()):
+        raise SettingsError(f"{out} is the beginning of a job's id; name the new folder last")
     if out.resolve().is_relative_to(project.runs_root.resolve()):
         raise SettingsError(f"{out} is in the folder of runs; name one outside")
     found = {_attempt(job): job.folder for job in replay.named(project, given.what).values()}
@@ -373,6 +375,8 @@ def _check_attempt(path: Path) -> None:
     try:
         if attempts.status_of(path) != "finished":
             raise JobError("it has not finished")
+        if not attempt.about:
+            raise JobError(f"its {layout.SETTINGS} is damaged")
         records = [attempt.lines, *map(read_json, path.glob("*.json"))]
         if CONTROL.search(json.dumps(records).replace("\\\\", "")):
             raise JobError("its records have control characters in them")
@@ -388,7 +392,8 @@ def _check_attempt(path: Path) -> None:
                 raise JobError(f"{outputs.name} holds far more than its size allows")
         replay.compare_outputs(path, path)
     except Exception as error:  # whatever comes of strange records
-        raise JobError(f"job {attempt.job} cannot be adopted: {cause(error)}") from error
+        why = cause(error).removesuffix(f"; {journal.WAY_OUT}")
+        raise JobError(f"job {attempt.job} cannot be adopted: {why}") from error
 
 
 def _move(source: Path, target: Path) -> bool:

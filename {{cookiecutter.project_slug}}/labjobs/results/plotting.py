@@ -19,7 +19,7 @@ import pandas as pd
 
 from labjobs import exit_status, layout
 from labjobs.cli.parser import Parser, unknown_flag
-from labjobs.errors import JobError, SettingsError, few, require_known
+from labjobs.errors import JobError, SettingsError, cause, few, require_known
 from labjobs.files import PROJECT, write_json, write_text
 from labjobs.job import attempts
 from labjobs.job.identity import DEFAULT
@@ -104,7 +104,8 @@ def main(
     except SettingsError as error:
         return leave(exit_status.WRONG, f"plot.py: {error}")
     except (NoResults, OSError) as error:
-        return leave(exit_status.FAILED, f"plot.py: {error}")
+        said = cause(error) if isinstance(error, OSError) else error
+        return leave(exit_status.FAILED, f"plot.py: {said}")
 
 
 def _answer(args: argparse.Namespace) -> int:

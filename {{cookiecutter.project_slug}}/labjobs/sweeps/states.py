@@ -42,6 +42,8 @@ from labjobs.tracking.mlflow_client import experiment_name
 OVER = {"finished", "stale", "failed", "unsent", "diverged", "paused", "stopped"}
 """States of jobs that no running sweep will train."""
 
+STATES = sorted({*OVER, "running", "queued", "interrupted", "pending", "unreadable"})
+
 
 class State(NamedTuple):
     """A job's state, and details about it."""
