@@ -159,7 +159,10 @@ def test_jobs_that_cannot_be_repeated(jobs):
     assert found[paused]["said"] == "it has not finished"
     assert found[timed]["said"].startswith("its length is in minutes")
     shutil.rmtree(jobs.folder / jobs.ids[0])
-    figure = jobs.do("figures/confusion.png")
+    (jobs.project.root / "figures").mkdir()
+    (jobs.project.root / "figures/made.tex").touch()
+    (jobs.project.root / "figures/made.json").write_text(json.dumps({"jobs": [*jobs.ids]}))
+    figure = jobs.do("figures/made.tex")
     assert figure.returncode == 1
     line = f"job {jobs.ids[0]}: not repeated: it has not run in this folder of runs"
     assert line in figure.stdout.splitlines()

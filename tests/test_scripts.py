@@ -1,4 +1,4 @@
-"""A further job script, that of docs/recipes.md: jobs of its own, derived from those of run.py."""
+"""The script under "A script of your own" in docs/recipes.md: jobs that are derived from others."""
 
 import re
 

@@ -83,7 +83,7 @@ class Run(mlflow_store.Run):
     def add(self, folder: Path, names: Iterable[str]) -> None:
         self._stored.files.update(names)
 
-    def end(self, status: str) -> None:
+    def end(self, status: str, at: int) -> None:
         self._stored.status = status
 
 

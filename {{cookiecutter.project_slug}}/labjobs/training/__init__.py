@@ -13,6 +13,9 @@ probes       what `find` measures in a job, and --profile
 """
 
 import gc
+import sys
 
-if not gc.isenabled():  # by launch.begin: no collection is to look through torch, imported by now
-    gc.freeze()  # but for triton, whose library prints what it finds left when Python ends
+if not gc.isenabled() and "triton" not in sys.modules:
+    # After launch.begin: no collection is to look through torch, which is imported by now. Triton
+    # is not, and would print what of it is left when Python ends.
+    gc.freeze()
