@@ -108,9 +108,11 @@ class Courier:
 
 def main(trainer: int, measures: int) -> None:
     """Deliver the journal of this process, in the folder that the pipe's first line names."""
+    gc.disable()  # collections would look through all of MLflow, again and again
     with suppress(Exception):  # an unavailable store is reported later, if it still is
         prepare()
-    gc.freeze()  # skips a last garbage collection, which took a second
+    gc.freeze()  # for the last one too, which took a second
+    gc.enable()
     line = sys.stdin.readline()
     if not line:
         return  # the job ended before it began
