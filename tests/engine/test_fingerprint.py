@@ -101,6 +101,24 @@ def test_it_is_the_same_on_each_version_of_python(tmp_path):
     assert (small, large) == ("651c6486f5bb", "a058ef5dd34e")
 
 
+DERIVED = """import sys
+from labjobs import Job, launch
+from settings import METRICS, MoreSettings
+
+if __name__ == "__main__":
+    command = launch.begin(MoreSettings, METRICS)
+
+import run
+
+def check(job: Job[MoreSettings]) -> None:
+    run.load(job)
+
+def main(job: Job[MoreSettings]) -> None:
+    run.load(job)
+
+if __name__ == "__main__":
+    sys.exit(command.run(main, check))
+"""
 MORE = """
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +151,14 @@ def test_of_settings_that_others_are_derived_from_only_what_is_used_counts(tmp_p
         assert one.parts == other.parts
     alone = fingerprint(tmp_path / "alone", FILES)
     assert alone.parts == fingerprint(tmp_path / "derived", derived).parts
+
+
+def test_a_script_that_uses_functions_of_another_depends_on_what_its_settings_name(tmp_path):
+    """The other one's own main(), which nobody calls, passes nothing on."""
+    files = FILES | {"settings.py": FILES["settings.py"] + MORE, "derived.py": DERIVED}
+    code = Project(write(tmp_path, files), "derived").fingerprint({**JOB, "more": 1})
+    assert {"data:digits", "models:ConvNet", "run:load"} <= {*code.parts}
+    assert not {"data:mnist", "models:MLP", "run:main", "run:train"} & {*code.parts}
 
 
 @pytest.mark.parametrize(

@@ -331,6 +331,8 @@ class Values:
                     return SETTINGS
                 if found == SETTINGS and name in self._fields:
                     return frozenset([Key("setting", name)])
+                if found == frozenset():
+                    return found
             case ast.Name(id=name) if scope and name not in self._shared:  # no other code sets it
                 owner = scope.owner(name)
                 return self._traced(name, owner, module) if owner else None
@@ -347,13 +349,19 @@ class Values:
         try:
             if values := list(_values(name, owner.nodes)):
                 return self.keys(Place(values[0], owner, module))
-            passed, by_engine = self._given(owner.node, name, module) or ([], False)
+            if not (given := self._given(owner.node, name, module)):
+                return None
+            passed, by_engine = given
             found = [self.keys(each) for each in passed]
             found += [self._passed_by_engine(bound[0], module)] if by_engine else []
         finally:
             self._tracing.remove(this)
-        known = [each for each in found if each is not None]
-        return frozenset().union(*known) or None if len(known) == len(found) else None
+        if None in found:
+            return None
+        # Of several callers, one that nobody calls adds nothing, such as another script's main().
+        is_one_of_several = bool(self._tracing)
+        known = frozenset[Key]().union(*filter(None, found))
+        return known if known or is_one_of_several else None
 
     def _passed_by_engine(self, parameter: Any, module: Module) -> Keys:
         """Return what the engine passes for a parameter, by its type: the job, or its settings."""
