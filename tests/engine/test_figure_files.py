@@ -151,7 +151,7 @@ def test_what_is_left_out_for_one_reason_is_one_line(draw):
 def test_only_the_jobs_asked_for_are_drawn(draw, tmp_path):
     draw(of_all={"one": plain}, only={"model": "mlp", "lr": [0.01]})
     about = r"\caption{Of 3 jobs. Dataset digits, model mlp."
-    about += " Left out: 9 jobs with another model and learning rate.}"
+    about += " Left out: 9 jobs with another model or learning rate.}"
     assert about in (tmp_path / "one.tex").read_text()
     assert len(json.loads((tmp_path / "one.json").read_text())["jobs"]) == 3
     status, _, said = draw(of_all={"one": plain}, only={"modle": "mlp"})

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -119,6 +120,9 @@ def main(job: Job[MoreSettings]) -> None:
 if __name__ == "__main__":
     sys.exit(command.run(main, check))
 """
+DERIVED_EDITS = re.split(
+    r"^=== ", Path(__file__).with_name("derived_edits.txt").read_text(), flags=re.M
+)[1:]
 MORE = """
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +155,22 @@ def test_of_settings_that_others_are_derived_from_only_what_is_used_counts(tmp_p
         assert one.parts == other.parts
     alone = fingerprint(tmp_path / "alone", FILES)
     assert alone.parts == fingerprint(tmp_path / "derived", derived).parts
+
+
+@pytest.mark.parametrize("block", DERIVED_EDITS, ids=lambda block: block.splitlines()[0])
+def test_what_a_derived_class_has_besides_its_fields_counts(tmp_path, block):
+    """Each has a number that a job prints by `use`, and that no identity of a job has."""
+    _, use, more = block.split("\n", 2)
+    script = DERIVED.replace("import run\n", "import run\nimport settings\n")
+    script = script.replace("    run.load(job)", f"    print({use.removeprefix('use: ')})")
+    assert more.count("1.5") == 1
+    codes = []
+    for value in ("1.5", "2.5"):
+        text = f"{FILES['settings.py']}\n\n{more.replace('1.5', value)}"
+        files = FILES | {"settings.py": text, "derived.py": script}
+        code = Project(write(tmp_path / value, files), "derived")
+        codes.append(code.fingerprint({**JOB, "more": 1, "rate": 3.0}).digest)
+    assert codes[0] != codes[1]
 
 
 def test_a_script_that_uses_functions_of_another_depends_on_what_its_settings_name(tmp_path):

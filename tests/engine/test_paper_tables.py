@@ -98,7 +98,10 @@ def test_lost_jobs_stand_in_place_of_the_mean_of_the_others(store):
     assert found["lr 4"][0] == "1/1 paused"
     bold = {name for name, row in table.rows.items() if row[0].bold}
     assert bold == {name for name, row in table.rows.items() if row[0].chosen}
-    assert "all rows, with a result of each job, whose test results" in table.about
+    assert (
+        "all rows, none of whose jobs has diverged, failed or lacks a result, whose test results"
+        in table.about
+    )
 
 
 def test_failed_jobs_older_than_a_setting_have_its_neutral_value(store):

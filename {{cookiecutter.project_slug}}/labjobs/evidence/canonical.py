@@ -28,7 +28,7 @@ from labjobs.evidence.symbols import (
 )
 from labjobs.evidence.top_level import Effects, Registries
 from labjobs.evidence.understood import is_special, reaches_anything, reads_unseen, special_word
-from labjobs.evidence.values import ALL, ENGINES, Conditions, Key, Place, Values
+from labjobs.evidence.values import ALL, ENGINES, Conditions, Key, Place, Values, is_dataclass
 from labjobs.evidence.values import MODULE as SETTINGS
 
 SCHEME = 7
@@ -98,9 +98,11 @@ class Code:
         """Return whether a statement of a class belongs to the identity of jobs: the fields of
         their settings, and FORMER."""
         is_own = module.name == SETTINGS and node.name in self.values.settings
-        if not (is_own and isinstance(statement, ast.AnnAssign)):
+        if not (is_own and is_dataclass(node) and isinstance(statement, ast.AnnAssign)):
             return False
-        is_variable = "ClassVar" in ast.unparse(statement.annotation)
+        named = (self.symbols.path_of(module, each) for each in ast.walk(statement.annotation))
+        words = f"{ast.unparse(statement.annotation)} {' '.join(map(str, named))}"
+        is_variable = bool(re.search("ClassVar|InitVar", words))
         return not (self.values.has_other_settings or self.values.shows_settings) and (
             not is_variable or tail(statement.target) == "FORMER"
         )

@@ -46,6 +46,9 @@ CALLED_BY_ENGINE = {"prepare", "run", "check_schedule"}
 JOBS = {"labjobs.training.loop.Job", "labjobs.training.init_from.Timing"}
 """Classes of the engine, one of which a job has; `job.settings` are its settings."""
 
+ASK_CLASS = {"__init_subclass__", "__class_getitem__", "__new__", "__set_name__"}
+"""Methods that are given a class."""
+
 PASS_ON = {"print", "isinstance", "dataclasses.replace", "copy.copy", "object.__setattr__"}
 """Functions that do not tell code what all of the job's settings are."""
 
@@ -253,15 +256,17 @@ class Values:
     def has_other_settings(self) -> bool:
         """Whether code may make settings of the job's class, whose defaults then count, or of one
         that is derived from it."""
-        related = (n for n in self._classes if not {*self._with_bases(n)}.isdisjoint(self.settings))
+        own = {*self.settings}
+        related = {n for n in self._classes if not own.isdisjoint(self._with_bases(n))}
         names = {other for name in related for other in self._renamed.get(name, {name})}
         uses = [use for name in names for use in self._uses.get(name, [])]
-        asked = [call.node.args[:1] for call in self._calls.get("type", [])]
+        asked = [(each.module.name, each.node.args[:1]) for each in self._calls.get("type", [])]
         return (
             not names.isdisjoint(self._calls)
             or not all(self._only_names(*use) for use in uses)
-            or any(tail(node) != "self" for first in asked for node in first)
+            or any(tail(n) != "self" or home == MODULE for home, first in asked for n in first)
             or not self._mentioned.isdisjoint({"fields", "__class__"})
+            or any(_asks_class(self._classes[name]) for name in related)
         )
 
     def _only_names(self, place: Place, call: Place | None) -> bool:
@@ -269,8 +274,7 @@ class Values:
         class of settings.py."""
         if call:
             return tail(call.node.func) in ("begin", "isinstance")
-        is_base = isinstance(self._around.get(id(place.node)), ast.ClassDef)
-        return is_base and place.module.name == MODULE
+        return self._around.get(id(place.node)) in self._classes.values()
 
     def _are_shown(self) -> bool:
         """Whether code may look at all of the job's settings at once, such as at their text."""
@@ -488,6 +492,29 @@ def _matched(name: str, target: ast.expr, value: ast.expr) -> Iterator[ast.expr]
         case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
             for part, of_it in zip(targets, values, strict=True):
                 yield from _matched(name, part, of_it)
+
+
+def is_dataclass(node: ast.ClassDef) -> bool:
+    """Return whether a class is decorated so that what it declares are fields."""
+    return any(tail(getattr(each, "func", each)) == "dataclass" for each in node.decorator_list)
+
+
+def _asks_class(node: ast.ClassDef) -> bool:
+    """Whether a class of settings, or what decorates or makes it, may read the defaults of fields
+    from a class."""
+    if node.keywords or len(node.decorator_list) > 1 or not is_dataclass(node):
+        return bool(node.keywords or node.decorator_list)
+    allowed = set[int]()
+    for inner in ast.walk(node):
+        match inner:
+            case ast.FunctionDef(name=name, decorator_list=decorators):
+                if name in ASK_CLASS or {"classmethod"} & {*map(tail, decorators)}:
+                    return True
+            case ast.Attribute(value=ast.Call(func=function), attr="__post_init__"):
+                allowed.add(id(function))
+            case ast.Name(id="super") if id(inner) not in allowed:
+                return True
+    return False
 
 
 def _types(annotation: ast.AST) -> str:

@@ -54,8 +54,8 @@ class Runtime:
     for a network that does not fit on one GPU. See `python jobs.py docs several-gpus`."""
 
     threads: int | Literal["auto"] = setting("auto", at_least=1, at_most=1024)
-    """CPU threads that torch uses. auto: as many as this job's fraction of the cores, or as it has
-    begun with."""
+    """CPU threads that torch uses. auto: as many as this job's fraction of the cores, or as it had
+    before."""
 
     data_root: Path = PROJECT / "data"
     """Folder that contains the datasets."""

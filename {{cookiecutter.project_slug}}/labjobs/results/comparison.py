@@ -138,7 +138,8 @@ class Comparison:
             return self.means
         scale = " of the logarithm" if self.metric.log else ""
         kind = "split" if any(groups.SPLIT_SEED in by for by in split) else "fold"
-        which = f" over {kind}s, corrected for the examples that they share" if any(split) else ""
+        shares = any(split) and self.metric.part
+        which = f" over {kind}s, corrected for the examples that they share" if shares else ""
         if which and any(n >= NEEDED and not by for n, by in zip(counts, split, strict=True)):
             which += f", or over seeds where there is one {kind}"
         few = " (of three or more)" if min(counts) < NEEDED else ""

@@ -117,7 +117,7 @@ def split_means(values: ArrayLike, repeats: pd.DataFrame, log: bool = False) -> 
 def overlap(jobs: pd.DataFrame, part: Part | None = "val") -> float:
     """Return the ratio of the examples on a part of the data to training examples, if jobs are of
     several splits; else 0. On test data it is that of validation data if it is not known."""
-    if not (by := split_by(jobs)):
+    if part is None or not (by := split_by(jobs)):  # a speed has no examples
         return 0.0
     sizes = [tables.sizes(str(folder)) for folder in jobs.get("job_folder", ()) if part == "test"]
     if ratios := [each["test"] / each["train"] for each in sizes if {"test", "train"} <= {*each}]:

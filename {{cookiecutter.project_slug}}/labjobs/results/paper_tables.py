@@ -146,7 +146,9 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
                 table.records.append(record)
     chosen_by = "".join(f" {task[:1].upper()}{task[1:]}:{how}" for task, how in said.items() if how)
     chosen_by = said.popitem()[1] if len({*said.values()}) == 1 else chosen_by
-    table.about = _intervals(over(every)) + _bold(table) + chosen_by + fewer + others
+    geometric = " Means of logarithmic metrics are geometric."
+    geometric *= any(metric.log for metric in metrics)
+    table.about = _intervals(over(every)) + geometric + _bold(table) + chosen_by + fewer + others
     table.about += _confirmed(table, grid.jobs)
     return _turned(table) if len(metrics) == 1 < MOST_TASKS < len(table.columns) else table
 
@@ -569,7 +571,7 @@ def _bold(table: Table, each: str = "rows", of: str = "column") -> str:
     lost = any(cell.text.endswith(LOST) for cell in cells)
     few = any(record["n"] > 0 and not record["interval"] for record in table.records)
     those = f"{each} of {NEEDED} repeats or more" if few else each
-    those += ", with a result of each job," if lost else ""
+    those += ", none of whose jobs has diverged, failed or lacks a result," if lost else ""
     bold = f" Bold: † and all {those} whose test results cannot be told apart from its own (5% "
     bold += f"level for all {each} of a {of} together)."
     dash = f" {NOTHING}: not run."

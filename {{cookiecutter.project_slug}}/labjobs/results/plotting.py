@@ -91,7 +91,7 @@ def main(
         try:
             found = _tried(args, kind, only, script)
             if args.checklist:
-                print(paper.checklist(found.jobs, found.left_out))
+                print(paper.checklist(found.jobs, found.left_out()))
                 return exit_status.DONE
             _draw(pages, found, of_all, of_one, of_tasks, of_searches)
             _write(pages, found, printed, whole)
@@ -130,7 +130,8 @@ class _Found:
     every: pd.DataFrame  # all jobs with results
     jobs: pd.DataFrame  # those to draw
     mixed: list[str]  # the ids of those from different code
-    left_out: str  # a sentence on the jobs that ONLY leaves out
+    others: pd.DataFrame  # those that ONLY leaves out
+    only: list[str]  # the settings that it names
 
     @cached_property
     def tried(self) -> pd.DataFrame:
@@ -154,7 +155,14 @@ class _Found:
         said = f" Of {tried} jobs tried, {finished} finished: {why}." * bool(states)
         hidden = 0 if shown is None else finished + states["diverged"] - len(shown)
         confirm = f" Not shown: {counted(hidden, 'job')} with the seeds of confirm." * bool(hidden)
-        return confirm + said + self.left_out
+        return confirm + said + self.left_out(shown if task else None)
+
+    def left_out(self, shown: pd.DataFrame | None = None) -> str:
+        """Say how many jobs ONLY leaves out, of the task of those that are `shown` if there are
+        any."""
+        others = self.others if shown is None else groups.with_task_of(shown, self.others)
+        named = " or ".join(map(style.setting, self.only))
+        return f" Left out: {counted(len(others), 'job')} with another {named}." * bool(len(others))
 
 
 class _Pages:
@@ -229,8 +237,9 @@ def _tried(
         require_known([args.task], tasks, "--task {}: no job has this task")
         only = {**only, tasks[args.task]: args.task}
     wanted = tables.only(every, only)
-    others, left_out = _without(tables.unfinished(args.experiment, script), every, only)
-    jobs = wanted
+    tried = tables.unfinished(args.experiment, script)
+    known = {name: value for name, value in only.items() if name in tried}
+    others, jobs = tables.with_values(tried, known), wanted
     if not args.any_code:
         jobs = _without_earlier_trials(jobs)
     declared(jobs)  # no figure can be correct if a metric has two directions
@@ -238,24 +247,12 @@ def _tried(
     earlier = wanted.drop(jobs.index).assign(state="diverged with other code or data")
     rows = (row for some in (earlier, others) for row in some.to_dict("records"))
     jobs.attrs[tables.UNFINISHED] = tables.Rows(rows)
-    return _Found(every, jobs, _other_code(jobs, args.any_code), left_out)
-
-
-def _without(
-    tried: pd.DataFrame, every: pd.DataFrame, only: Mapping[str, Any]
-) -> tuple[pd.DataFrame, str]:
-    """Return those of the jobs without results that `only` asks for, and a sentence about all jobs
-    of the same tasks that it leaves out."""
-    of_tasks = {name: only[name] for name in groups.with_role(every, "task") if name in only}
-    wanted, left_out = tried, 0
-    for jobs in (every, tried):
-        known, alike = ({n: v for n, v in each.items() if n in jobs} for each in (only, of_tasks))
-        wanted = tables.with_values(jobs, known)
-        left_out += len(tables.with_values(jobs, alike)) - len(wanted)
-    if not left_out:
-        return wanted, ""
-    names = style.settings([name for name in only if name not in of_tasks])
-    return wanted, f" Left out: {counted(left_out, 'job')} with another {names}."
+    left = pd.concat([every.drop(wanted.index), tried.drop(others.index)], ignore_index=True)
+    by_setting = [name for name in only if name not in groups.with_role(every, "task")]
+    for name in {*only} - {*by_setting}:  # jobs of other tasks are never compared
+        left = tables.with_values(left, {name: only[name]})
+    mixed = _other_code(jobs, args.any_code)
+    return _Found(every, jobs, mixed, left, by_setting)
 
 
 def _name_unsent(experiment: str) -> None:

@@ -252,7 +252,7 @@ class Job(Generic[S]):
 
     def save_split(self, **parts: Dataset[Any] | None) -> None:
         """Keep which examples each part of the data has, by name, such as `train`. Raises JobError
-        if parts share examples."""
+        if two of `train`, `val` and `test` share examples."""
         self._folder.note(**outputs.save_split(self._folder.root.parent, parts))
 
     # The loop.

@@ -295,12 +295,12 @@ def as_png(name: str, image: Any) -> bytes:
 
 def save_split(runs: Path, parts: Mapping[str, Dataset[Any] | None]) -> dict[str, Any]:
     """Write down, in a folder of runs, which examples each part has; returns what settings.json
-    says of it. Parts that are None, or have no length, are left out. Raises JobError if parts share
-    examples."""
-    sized = {name: part for name, part in parts.items() if part and hasattr(part, "__len__")}
-    found_in = {name: underlying(part) for name, part in sized.items()}
+    says of it. Parts that are None, or have no length, are left out. Raises JobError if two of
+    `train`, `val` and `test` share examples."""
+    sized = {name: part for name, part in parts.items() if hasattr(part, "__len__")}
+    found_in = {name: underlying(part) for name, part in sized.items() if len(part)}  # type: ignore
     indices = {name: places.numpy() for name, (_, places) in found_in.items()}
-    for one, other in combinations(indices, 2):
+    for one, other in combinations((n for n in ("train", "val", "test") if n in indices), 2):
         same = found_in[one][0] is found_in[other][0]
         if same and (both := np.isin(indices[other], indices[one]).sum()):
             line = f"{one} and {other} share {both:,} examples: results on them are too good"
