@@ -14,7 +14,7 @@ from labjobs.tracking import costs
 from slurms import listed
 from sweeps import SETTINGS, Lab, pretend_slurm
 
-JOB = ("--epochs", "30", "--eval-every", "5", "--checkpoint-minutes", "0.001", "--quiet")
+JOB = ("--epochs", "150", "--eval-every", "5", "--checkpoint-minutes", "0.001", "--quiet")
 
 LATEST = """
 SELECT latest_metrics.key, latest_metrics.value FROM latest_metrics JOIN tags USING (run_uuid)

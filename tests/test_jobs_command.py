@@ -251,8 +251,19 @@ def test_diff_of_groups_has_intervals_over_seeds(fresh):
     fresh.finish("--epochs", "2", "--batch-size", "256", "--lr", "1e-2")
     found = jobs.json("diff", "lr=1e-3", "lr=1e-2,seed<3")
     assert found["pairs"] == 3
-    wider = next(each for each in found["results"] if each["name"].endswith(" best_val_loss"))
-    assert wider | {"name": row["name"]} == row
+    assert row in found["results"]
+    # Nor are jobs of different scripts.
+    settings = fresh.root / "settings.py"
+    more = "\n\n@dataclass(frozen=True, kw_only=True)\nclass More(Settings):\n    more: int = 1\n"
+    settings.write_text(settings.read_text() + more)
+    script = (fresh.root / "run.py").read_text()
+    (fresh.root / "other.py").write_text(script.replace("Settings", "More"))
+    succeeded(
+        fresh.do("python", "other.py", "--epochs", "1", "--batch-size", "256", "--lr", "1e-2")
+    )
+    said = one_line(jobs.do("diff", "lr=1e-3", "lr=1e-2,epochs=1"), 2)
+    assert said.endswith("jobs of other and run, which have other results; add script=other")
+    assert jobs.json("diff", "lr=1e-3", "lr=1e-2,seed<3,script=run")["results"] == found["results"]
     said = one_line(jobs.do("diff", "lr=1e-3", "seed=0"), 2)
     assert said.startswith("jobs.py: lr=1e-3 and seed=0: both have ")
     said = one_line(jobs.do("diff", "lr=1e-3", "lr=5"), 2)
