@@ -74,7 +74,7 @@ def publish(project: Project, given: argparse.Namespace) -> None:
     out: Path = given.folder
     if out.exists():
         raise SettingsError(f"{out} already exists; name a new folder")
-    if any(job.id.startswith(str(out)) for job in project.all()):
+    if len(str(out)) > 3 and any(job.id.startswith(str(out)) for job in project.all()):
         raise SettingsError(f"{out} is the beginning of a job's id; name the new folder last")
     if out.resolve().is_relative_to(project.runs_root.resolve()):
         raise SettingsError(f"{out} is in the folder of runs; name one outside")

@@ -502,8 +502,8 @@ def is_dataclass(node: ast.ClassDef) -> bool:
 def _asks_class(node: ast.ClassDef) -> bool:
     """Whether a class of settings, or what decorates or makes it, may read the defaults of fields
     from a class."""
-    if node.keywords or len(node.decorator_list) > 1 or not is_dataclass(node):
-        return bool(node.keywords or node.decorator_list)
+    if node.keywords or len(node.decorator_list) > is_dataclass(node):
+        return True
     allowed = set[int]()
     for inner in ast.walk(node):
         match inner:

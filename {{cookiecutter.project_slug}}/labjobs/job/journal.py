@@ -102,7 +102,7 @@ def last_time(attempt: Path) -> int:
     """Return when an attempt last logged something, in milliseconds since 1970; 0 if its journal
     does not say."""
     for line in reversed(_tail(attempt)):
-        with suppress(ValueError):  # half a line
+        with suppress(ValueError, TypeError, AttributeError, RecursionError):  # half, or damaged
             if at := json.loads(line).get("time"):
                 return int(at)
     return 0
