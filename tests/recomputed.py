@@ -561,6 +561,7 @@ OF_TABLES: list[tuple[str, Test]] = [
     (r" Means of fewer than 3 repeats have no interval\.", lambda c: None),
     (r" Bold: .*?(?:rows|columns) of a (?:column|row) together\)\.", lambda c: None),
     (r" .: not run\.", lambda c: None),
+    (r" Not all have the same splits, which may be unequally hard\.", lambda c: None),
     (
         r" Means of logarithmic metrics are geometric\.",
         lambda c: any(metric.log for metric in c.metrics("")),

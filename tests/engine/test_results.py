@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 import stored
-from labjobs.results import groups, metrics, style, tables
+from labjobs.results import groups, metrics, paper_tables, style, tables
 from labjobs.results.comparison import compare, on_tasks
 from labjobs.results.metrics import NoResults
 from labjobs.results.samples import sample
@@ -253,12 +253,19 @@ def test_folds_of_a_cross_validation_are_repeats(store):
     assert [len(each) for each in both.samples().values()] == [6, 6]
     of_one_seed = compare(tables.only(jobs, {"seed": 1}), 3)
     assert of_one_seed.repeats == f"mean of 3 folds, {corrected}"
+    assert both.notes == ""
+    one(
+        store, "folds", [0.9], lr=0.3, fold=1, seed=0
+    )  # which is easier than folds 2 and 3, perhaps
+    unlike = " Not all have the same splits, which may be unequally hard."
+    more = tables.jobs("folds")
+    assert compare(more, 3).notes == unlike and paper_tables.results(more).about.endswith(unlike)
     of_one_fold = compare(tables.only(jobs, {"fold": 2}), 3)
     assert of_one_fold.repeats == "mean of 2 seeds"
     style.label_settings({})
     assert groups.label(jobs, ["lr", "seed", "fold"])[0] == "lr 0.1, seed 0, fold 1"
     one(store, "folds", lr=0.1, fold=0, seed=0)
-    with pytest.raises(NoResults, match="12 of 13 jobs are folds, the others are not"):
+    with pytest.raises(NoResults, match="13 of 14 jobs are folds, the others are not"):
         compare(tables.jobs("folds"), 3)
 
 

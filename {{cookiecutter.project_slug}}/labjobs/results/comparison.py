@@ -154,7 +154,8 @@ class Comparison:
         said = self._counted("Diverged, so left out of means", jobs, diverged)
         # A figure may show test results, which these jobs have.
         said += self._counted(f"No finite {self.metric}, left out of its means", jobs, unknown)
-        return self.chosen + said
+        known = jobs.loc[groups.finite(jobs, self.metric.result).index]
+        return self.chosen + said + groups.unlike_splits(groups.groups(known, self.by).values())
 
     def _counted(self, said: str, jobs: pd.DataFrame, lost: "pd.Series[bool]") -> str:
         """A sentence about those of the jobs that have lost something, by their settings."""

@@ -4,7 +4,7 @@ Each setting has a role (`labjobs.settings.Role`): jobs that differ in nothing b
 the seed and the fold, are averaged; jobs of different tasks, such as datasets, are never compared.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,17 @@ def between(counts: Sequence[int]) -> str:
 def split_by(repeats: pd.DataFrame) -> list[str]:
     """Return the settings by which the examples of some repeats are split differently."""
     return [name for name in SPLITS if name in repeats and combinations(repeats, [name]) > 1]
+
+
+def unlike_splits(alike: Iterable[pd.DataFrame]) -> str:
+    """Return a sentence for captions, which begins with a space, if the results of some settings
+    are of other splits than those of others: one split is harder than another."""
+    of_all = [
+        {tuple(row) for row in own.reindex(columns=[*SPLITS]).astype(str).to_numpy()}
+        for own in alike
+    ]
+    differ = len({frozenset(own) for own in of_all if own}) > 1
+    return " Not all have the same splits, which may be unequally hard." * differ
 
 
 def split_means(values: ArrayLike, repeats: pd.DataFrame, log: bool = False) -> NDArray[Any]:

@@ -122,6 +122,7 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     table = Table(grid.corner, rows={name: [] for name in names})
     table.what = f"{WORDS.get(metrics[0].part or '', '')} results".strip().capitalize()
     every, said = list[Sample](), {task: compared[task].chosen + best[task][1] for task in best}
+    splits = ""
     for task, own in groups.tasks(grid.jobs).items():
         first = best[task][0]
         alike = grid.alike(names, own, compared[task].jobs)
@@ -129,6 +130,9 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
             each = {name: sample(found, metric) for name, found in alike.items()}
             found = differences(each, first) if metric.part == "test" and first else {}
             every += each.values()
+            splits = splits or groups.unlike_splits(
+                one.results.index.to_frame() for one in each.values()
+            )
             whole = [name for name, one in each.items() if not _lost(alike[name], len(one))]
             alike_first = [n for n in whole if n in found and not found[n].is_certain]
             cells, bold = _column(each, alike), {first, *alike_first}
@@ -148,7 +152,9 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     chosen_by = said.popitem()[1] if len({*said.values()}) == 1 else chosen_by
     geometric = " Means of logarithmic metrics are geometric."
     geometric *= any(metric.log for metric in metrics)
-    table.about = _intervals(over(every)) + geometric + _bold(table) + chosen_by + fewer + others
+    table.about = (
+        _intervals(over(every)) + geometric + _bold(table) + chosen_by + fewer + others + splits
+    )
     table.about += _confirmed(table, grid.jobs)
     return _turned(table) if len(metrics) == 1 < MOST_TASKS < len(table.columns) else table
 
