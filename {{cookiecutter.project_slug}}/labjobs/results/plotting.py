@@ -73,7 +73,8 @@ def main(
     `labels` are what settings are called in figures.
     Returns the exit status: 1 if a figure would not print correctly, or none could be drawn.
     """
-    gc.freeze()  # what was imported, which collections would look through again and again
+    if "triton" not in sys.modules:  # which would print what of it is left at the end
+        gc.freeze()  # what was imported: collections would look through it again and again
     prepare_streams()
     names = {**of_all, **of_one, **of_tasks, **of_searches}
     whole = [table_files.of_script(name, script) for name in table_files.OF_ALL]
