@@ -245,7 +245,7 @@ def test_diff_of_groups_has_intervals_over_seeds(fresh):
     fresh.finish("--epochs", "1", "--batch-size", "256", "--lr", "1e-2", "--seed", "32")
     fresh.edit("run.py", "return 2 * losses.mean(), measured", "return losses.mean(), measured")
     found = jobs.json("diff", "lr=1e-3,seed=2", "lr=1e-2,seed>=2")
-    assert [row["name"] for row in found["code"]] == ["run.forward"]
+    assert [(row["name"], row["pairs"]) for row in found["code"]] == [("run.forward", 1)]
     assert found["pairs"] == 1
     # Jobs that differ in more are not compared, nor is a job with itself.
     fresh.finish("--epochs", "2", "--batch-size", "256", "--lr", "1e-2")
@@ -312,6 +312,7 @@ def test_damaged_records(jobs):
         (("list", "--by", "test_loss", "--test"), "--by test_loss: test results choose nothing"),
         (("list", "--where", "learning"), "--where learning: must look like 'lr>1e-3'"),
         (("list", "--where", "lrr>1"), "--where lrr>1: no such setting; did you mean lr?"),
+        (("list", "--where", "script=nope"), "script=nope: no job is of such a script; known: run"),
         (("list", "--where", "pretrained=no"), "--where pretrained=no: pretrained is on or off"),
         (
             ("list", "--where", "eval-every<9"),

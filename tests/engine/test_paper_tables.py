@@ -176,6 +176,8 @@ def test_what_has_no_row_is_tuned_by_validation_and_named(store):
     assert "Shown is the best of 2 values of lr by validation accuracy" in table.about
     with pytest.raises(SettingsError, match=r"no setting modle; did you mean model\?"):
         paper_tables.results(tables.jobs("tuned"), rows=["modle"])
+    with pytest.raises(SettingsError, match="seed is a repeat, over which a table has means"):
+        paper_tables.results(tables.jobs("tuned"), rows=["seed"])
     with pytest.raises(SettingsError, match="no metric acc"):
         paper_tables.results(tables.jobs("tuned"), shown=["acc"])
 

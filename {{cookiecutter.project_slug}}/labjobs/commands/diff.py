@@ -8,6 +8,7 @@ import ast
 import math
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import cache
@@ -121,6 +122,7 @@ def print_diff(project: Project, given: argparse.Namespace) -> None:
 def _lines(rows: Rows) -> Iterator[str]:
     for row in rows[:MOST]:
         said = row["said"] if "said" in row else f"{row['a']} | {row['b']}"
+        said += f"  (in {counted(row['pairs'], 'pair')})" if "pairs" in row else ""
         yield f"{row['name']}  {said}"
         yield from ("", *row["diff"].splitlines(), "") if row.get("diff") else ()
     if len(rows) > MOST:
@@ -187,14 +189,18 @@ def _unequal(was: Mapping[str, str], now: Mapping[str, str]) -> Rows:
 
 
 def _of_pairs(pairs: Iterable[Pair], differ: Callable[[Recorded, Recorded], Iterable[Row]]) -> Rows:
-    """How pairs differ. Raises JobError if the records of one cannot be read."""
-    found: dict[str, Row] = {}
-    for pair in pairs:
+    """How pairs differ, and how many of them if not all. Raises JobError if the records of one
+    cannot be read."""
+    found, counts, every = dict[str, Row](), Counter[str](), [*pairs]
+    for pair in every:
         try:
-            found |= {repr(row): row for row in differ(*pair)}
+            rows = {repr(row): row for row in differ(*pair)}
+            counts.update(rows.keys())
+            found = rows | found
         except (JobError, OSError) as error:
             raise JobError(f"{pair[0].name} or {pair[1].name}: {cause(error)}") from error
-    return [*found.values()]
+    each = ((row, counts[key]) for key, row in found.items())
+    return [row if count == len(every) else row | {"pairs": count} for row, count in each]
 
 
 def _data(attempt: Recorded) -> Mapping[str, str]:

@@ -352,6 +352,9 @@ def selected(condition: str, rows: list[dict[str, Any]], flag: str = "") -> list
         require_known([name], known, f"{flag}{condition}: no such setting")
     if name == "state":
         require_known([wanted], STATES, f"{flag}{condition}: no such state")
+    if name == "script" and rows:
+        scripts = sorted({row["script"] for row in rows})
+        require_known([wanted], scripts, f"{flag}{condition}: no job is of such a script")
 
     def fulfils(row: dict[str, Any]) -> bool:
         value = row[name] if name in OWN else row["settings"].get(name)

@@ -118,6 +118,10 @@ class Recorded:
             )
         if settings.get("minutes"):
             raise JobError("its length is in minutes, so its number of steps varies")
+        of_lines = (line.get("tags", {}).get("threads") for line in self.lines)
+        threads = [*dict.fromkeys(filter(None, of_lines))]
+        if self.tag("device") == "cpu" and len(threads) > 1:
+            raise JobError(f"it ran with {' and then '.join(threads)} threads; bits depend on that")
         if (count := self.tag("processes")) not in ("", "1"):
             raise JobError(f"it ran in {count} processes, and only one would be started")
         places = job.places if job else data_evidence.last_places(self.path)

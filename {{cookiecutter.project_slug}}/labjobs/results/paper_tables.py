@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from labjobs.errors import require_known
+from labjobs.errors import SettingsError, require_known
 from labjobs.job.terminal import counted
 from labjobs.results import comparison, groups, style, tables
 from labjobs.results.figure_files import plain
@@ -106,7 +106,7 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     apart from its own. Raises NoResults if there are no results, SettingsError for an unknown
     setting or metric.
     """
-    require_known(rows, jobs.attrs["settings"], NO_SETTING)
+    _check_rows(rows, jobs)
     every_job = tried(jobs)
     by = [*rows] or _fitting(jobs, every_job)
     grid, (metrics, others) = _Grid(every_job, by), _metrics(jobs, shown)
@@ -232,7 +232,7 @@ def cost(jobs: pd.DataFrame, rows: Sequence[str] = ()) -> Table:
     Raises NoResults if the jobs have no record of it.
     """
     jobs = jobs[~jobs["diverged"]]
-    require_known(rows, jobs.attrs["settings"], NO_SETTING)
+    _check_rows(rows, jobs)
     by = [*rows] or _fitting(jobs, jobs)
     names = [name for name in COSTS if len(groups.finite(jobs, name))]
     if not names:
@@ -397,6 +397,14 @@ def _with_results(tried: pd.DataFrame) -> pd.DataFrame:
     if found["diverged"].all():
         raise NoResults("of one of the tasks no job has finished; leave it out by ONLY in plot.py")
     return found
+
+
+def _check_rows(rows: Sequence[str], jobs: pd.DataFrame) -> None:
+    """Raise SettingsError for settings that cannot have rows: unknown ones, and repeats."""
+    require_known(rows, jobs.attrs["settings"], NO_SETTING)
+    if repeats := [name for name in rows if name in groups.repeated(jobs)]:
+        line = "is a repeat, over which a table has means, so it has no rows"
+        raise SettingsError(f"ROWS in plot.py, or of a table there: {repeats[0]} {line}")
 
 
 def _fitting(jobs: pd.DataFrame, every: pd.DataFrame) -> list[str]:
