@@ -101,7 +101,7 @@ def test_it_goes_on_with_as_many_threads_as_it_has_begun_with(project):
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     threads = [tags["threads"] for line in lines if "threads" in (tags := line.get("tags", {}))]
     assert threads == ["1", "1", "2"]
-    said = "begun with 1 threads and continued with 2: the same bits cannot be expected"
+    said = "threads: begun with 1 and continued with 2: the same bits cannot be expected"
     assert (folder / "log.txt").read_text().count(said) == 1
     repeated = project.do("python", "jobs.py", "repeat", job)
     assert "not repeated: it ran with 1 and then 2 threads; bits depend on" in repeated.stdout

@@ -7,6 +7,7 @@ man7.org/linux/man-pages/man5/proc_pid_stat.5.html.
 """
 
 import ctypes
+import gc
 import os
 import platform
 import resource
@@ -47,6 +48,13 @@ def available_memory() -> int:
         return min(1024 * int(free.split()[1]), memory())
     pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
     return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def keep_imported() -> None:
+    """Leave what has been imported out of garbage collections; not if Triton has been, since that
+    prints at the end what it finds left."""
+    if "triton" not in sys.modules:
+        gc.freeze()
 
 
 def end_with_parent() -> None:

@@ -59,10 +59,9 @@ def find(_: Project, given: Namespace) -> int:
     job = _read(given.words, given.runs_root)
     name = getattr(given, "setting", "workers").removeprefix("--").replace("-", "_")
     known = flags.of(type(job.settings))
-    kind, what = (
-        (float, "a number") if given.command == runtime.FIND_LR else (int, "a whole number")
-    )
+    kind = float if given.command == runtime.FIND_LR else int
     if "setting" in given and (name not in known or kind not in known[name].reader.types):
+        what = "a number" if kind is float else "a whole number"
         line = f"settings.py has no setting `{name}` that is {what}"
         raise SettingsError(f"{line}; name the setting to use instead with --setting")
     Interruption().listen()

@@ -357,6 +357,7 @@ def selected(condition: str, rows: list[dict[str, Any]], flag: str = "") -> list
         require_known([wanted], scripts, f"{flag}{condition}: no job is of such a script")
 
     def fulfils(row: dict[str, Any]) -> bool:
+        """Compare what a row has with what is wanted, as numbers if both are."""
         value = row[name] if name in OWN else row["settings"].get(name)
         own = as_text(value)
         if isinstance(value, bool) and wanted not in ("on", "off"):

@@ -154,8 +154,13 @@ class Comparison:
         said = self._counted("Diverged, so left out of means", jobs, diverged)
         # A figure may show test results, which these jobs have.
         said += self._counted(f"No finite {self.metric}, left out of its means", jobs, unknown)
-        known = jobs.loc[groups.finite(jobs, self.metric.result).index]
-        return self.chosen + said + groups.unlike_splits(groups.groups(known, self.by).values())
+        return self.chosen + said + self.unlike_splits
+
+    @property
+    def unlike_splits(self) -> str:
+        """A sentence, if some settings have results of other splits than others."""
+        known = self.jobs.loc[groups.finite(self.jobs, self.metric.result).index]
+        return groups.unlike_splits(groups.groups(known, self.by).values())
 
     def _counted(self, said: str, jobs: pd.DataFrame, lost: "pd.Series[bool]") -> str:
         """A sentence about those of the jobs that have lost something, by their settings."""

@@ -122,7 +122,7 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     table = Table(grid.corner, rows={name: [] for name in names})
     table.what = f"{WORDS.get(metrics[0].part or '', '')} results".strip().capitalize()
     every, said = list[Sample](), {task: compared[task].chosen + best[task][1] for task in best}
-    splits = ""
+    splits = max(each.unlike_splits for each in compared.values())
     for task, own in groups.tasks(grid.jobs).items():
         first = best[task][0]
         alike = grid.alike(names, own, compared[task].jobs)
@@ -130,9 +130,6 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
             each = {name: sample(found, metric) for name, found in alike.items()}
             found = differences(each, first) if metric.part == "test" and first else {}
             every += each.values()
-            splits = splits or groups.unlike_splits(
-                one.results.index.to_frame() for one in each.values()
-            )
             whole = [name for name, one in each.items() if not _lost(alike[name], len(one))]
             alike_first = [n for n in whole if n in found and not found[n].is_certain]
             cells, bold = _column(each, alike), {first, *alike_first}

@@ -1,7 +1,6 @@
 """The command line of plot.py: from a store's jobs to the files of its figures and tables."""
 
 import argparse
-import gc
 import json
 import re
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from labjobs import exit_status, layout
+from labjobs import exit_status, layout, machine
 from labjobs.cli.parser import Parser, unknown_flag
 from labjobs.errors import JobError, SettingsError, cause, few, require_known
 from labjobs.files import PROJECT, write_json, write_text
@@ -73,8 +72,7 @@ def main(
     `labels` are what settings are called in figures.
     Returns the exit status: 1 if a figure would not print correctly, or none could be drawn.
     """
-    if "triton" not in sys.modules:  # which would print what of it is left at the end
-        gc.freeze()  # what was imported: collections would look through it again and again
+    machine.keep_imported()
     prepare_streams()
     names = {**of_all, **of_one, **of_tasks, **of_searches}
     whole = [table_files.of_script(name, script) for name in table_files.OF_ALL]

@@ -164,6 +164,7 @@ class Running:
 
 
 def _ended(status: int) -> str:
+    """How a program ended that has not said it itself."""
     with suppress(ValueError):
         return f"was killed by {Signals(status - 128).name}; its output ends"
     return f"ended with status {status}"

@@ -43,6 +43,7 @@ OVER = {"finished", "stale", "failed", "unsent", "diverged", "paused", "stopped"
 """States of jobs that no running sweep will train."""
 
 STATES = sorted({*OVER, "running", "queued", "interrupted", "pending", "unreadable"})
+"""All words for states; `unreadable` is that of jobs whose settings are not known."""
 
 
 class State(NamedTuple):

@@ -13,9 +13,8 @@ probes       what `find` measures in a job, and --profile
 """
 
 import gc
-import sys
 
-if not gc.isenabled() and "triton" not in sys.modules:
-    # After launch.begin: no collection is to look through torch, which is imported by now. Triton
-    # is not, and would print what of it is left when Python ends.
-    gc.freeze()
+from labjobs import machine
+
+if not gc.isenabled():  # after launch.begin: torch has been imported by now, and Triton has not
+    machine.keep_imported()

@@ -783,7 +783,7 @@ class Job(Generic[S]):
         wanted = self.runtime.threads
         torch.set_num_threads(usual if wanted == "auto" else wanted)
         if wanted not in ("auto", usual) and before and self.device.type == "cpu":
-            line = "begun with %d threads and continued with %d: the same bits cannot be expected"
+            line = "threads: begun with %d and continued with %d: the same bits cannot be expected"
             log.warning(line, usual, wanted)
 
     def _compare_with_before(self) -> None:

@@ -303,7 +303,7 @@ def save_split(runs: Path, parts: Mapping[str, Dataset[Any] | None]) -> dict[str
     for one, other in combinations((n for n in ("train", "val", "test") if n in indices), 2):
         same = found_in[one][0] is found_in[other][0]
         if same and (both := np.isin(indices[other], indices[one]).sum()):
-            line = f"{one} and {other} share {both:,} examples: results on them are too good"
+            line = f"{one} and {other} share examples ({both:,}): results on them are too good"
             raise JobError(f"job.save_split: {line}")
     found = hashlib.sha256()
     for name, part in sorted(indices.items()):
