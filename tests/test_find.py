@@ -85,7 +85,7 @@ def test_a_learning_rate_is_found_once(changed):
 
 @pytest.mark.full
 def test_wrong_words_are_refused_before_anything_starts(changed):
-    before = {*(changed.root / "runs").glob("*")}
+    before = {*(changed.root / "runs").glob("[!.]*")}
     for words, said in (
         (("find",), "which command? find lr, find batch-size, find "),
         (("find", "batchsize"), "find batchsize: no such command; did you mean find batch-size?"),
@@ -100,7 +100,7 @@ def test_wrong_words_are_refused_before_anything_starts(changed):
         assert one_line(do(changed, *words), 2).startswith(f"jobs.py: {said}"), words
     done = do(changed, *LR, "--", "--model", "resnet17")  # which the job itself refuses
     assert done.returncode == 2 and "resnet17" in done.stderr.splitlines()[-1]
-    assert {*(changed.root / "runs").glob("*")} == before
+    assert {*(changed.root / "runs").glob("[!.]*")} == before
 
 
 @pytest.mark.alike
@@ -133,10 +133,10 @@ def test_an_interrupted_search_goes_on_where_it_was(changed):
     words = ("jobs.py", "find", "noise-scale", "--steps", "400", "--json")
     flags = ("--", "--note", "noise", "--batch-size", "128")
     finder = changed.command(changed.env["PYTHON"], *words, *flags)
-    before = {*(changed.root / "runs").glob("*")}
+    before = {*(changed.root / "runs").glob("[!.]*")}
 
     def journal() -> Path | None:
-        new = {*(changed.root / "runs").glob("*")} - before
+        new = {*(changed.root / "runs").glob("[!.]*")} - before
         return next((path for job in new for path in job.glob("*/metrics.jsonl")), None)
 
     wait_until(lambda: bool((path := journal()) and path.read_bytes().count(b'"step"') > 64))
