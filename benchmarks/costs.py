@@ -207,7 +207,7 @@ def main() -> None:
         "`python benchmarks/costs.py` makes this page."
     )
     head = ["sweep", *(f"from {count}" for count in FINISHED)]
-    page("What sweeps take, as forecast and in truth", about, head, rows)
+    page("What sweeps cost: forecast and actual", about, head, rows)
 
 
 if __name__ == "__main__":

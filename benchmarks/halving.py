@@ -348,7 +348,7 @@ def main() -> None:
     seeds, found, ways = range(given.seeds), curves(given.curves), dict(WAYS)
     for name, checkpoints in PROMOTING.items() if given.promoting else ():
         ways[name] = partial(by_promoting, python=given.promoting, checkpoints=checkpoints)
-    print(f"# Halving beside other searches\n\n{textwrap.fill(about(seeds), 100)}\n")
+    print(f"# Halving compared with other searches\n\n{textwrap.fill(about(seeds), 100)}\n")
     for name, problem in PROBLEMS.items():
         head = [name, *(f"{each} epochs" for each in BUDGETS), "jobs", "trained twice"]
         each = ((way, ways[way], problem, found[name], seeds) for way in ways)

@@ -1,8 +1,8 @@
-"""What a GPU is told in a training step, counted on the tests' stand-in for a GPU.
+"""What is launched on a GPU in a training step, counted on the tests' stand-in for a GPU.
 
     python benchmarks/launches.py > benchmarks/launches.md
 
-Needs a torch that is made for CUDA, on a machine without a GPU.
+Needs a torch that is built for CUDA, on a machine without a GPU.
 """
 
 import json
@@ -157,7 +157,7 @@ def main() -> None:
     )
     head = ["job", "flags", "launches a step", "with `--graph on`", "operations in the graph"]
     with tempfile.TemporaryDirectory() as folder:
-        page("What a GPU is told in a training step", about, head, rows(Path(folder)))
+        page("What is launched on a GPU in a training step", about, head, rows(Path(folder)))
 
 
 if __name__ == "__main__":

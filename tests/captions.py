@@ -793,7 +793,7 @@ SENTENCES: list[tuple[str, Test]] = [
         Caption.left_out,
     ),
     (r" Not all have the same splits, which may be unequally hard\.", lambda c: None),
-    (r" Of all values (\S+%|less than 0\.1%) are beyond the axis\.", Caption.beyond),
+    (r" (\S+%|Less than 0\.1%) of all values are beyond the axis\.", Caption.beyond),
     (r" (?:Arrows show where the|The) edges of the axes cut intervals off\.", lambda c: None),
     (r" Means end where the first of their jobs ends\.", _early),
     (r" Series are moved sideways, so that none hides another\.", lambda c: None),

@@ -1,7 +1,7 @@
 """The ways in which projects read data, and changes of data that a finished job has to notice.
 
 A dataset in data.py reads a few values in one of these ways, and a job trains on it. Then the data
-is changed, and the same command says that the job is stale, or that it cannot be told, or nothing.
+is changed, and the same command says that the job is stale, or that this is unknown, or nothing.
 """
 
 import os
@@ -499,7 +499,7 @@ def answers(project: Project, name: str) -> list[str]:
             data.close()
 
 
-STALE, UNKNOWN, MISSED = "stale", "cannot be told", "missed"
+STALE, UNKNOWN, MISSED = "stale", "unknown", "missed"
 
 
 def answer(project: Project, seed: str) -> str:

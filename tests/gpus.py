@@ -12,7 +12,7 @@ STAND_IN = Path(__file__).with_name("gpu_stand_in")
 
 needs_stand_in = pytest.mark.skipif(
     torch.version.cuda is None or torch.cuda.is_available(),
-    reason="the stand-in needs a torch made for CUDA, on a machine without a GPU",
+    reason="the stand-in needs a torch built for CUDA, on a machine without a GPU",
 )
 
 

@@ -143,7 +143,7 @@ def content(project: Project) -> Counter[tuple[object, ...]]:
 
 def table(project: Callable[[], Project]) -> Iterator[str]:
     """Yield the table's lines; each row has a project of its own, which is prepared."""
-    yield "| What happens | lost | changed or added | `jobs.py sync` | still lost | doubled |"
+    yield "| What happens | lost | changed or added | `jobs.py sync` | still lost | duplicated |"
     yield "|---|---|---|---|---|---|"
     for name, damage in (DAMAGES | EDITS).items():
         done = Trial(project(), damage)

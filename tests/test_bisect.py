@@ -84,8 +84,8 @@ def test_helpers_that_only_one_code_has_come_along(light):
     new = attempt(light, helped)
     done = succeeded(light.do("python", "jobs.py", "bisect", old, new))
     first, others, count = done.stdout.splitlines()
-    assert first.startswith("toy.part3 explains all of it: train_loss at step 1 ")
-    assert others == "without effect on it: toy.part5" and count.endswith("ran up to step 1")
+    assert first.startswith("toy.part3 explains the difference: train_loss at step 1 ")
+    assert others == "without effect: toy.part5" and count.endswith("ran up to step 1")
     same = attempt(light, toy({7: REWRITTEN}))
     assert one_line(light.do("python", "jobs.py", "bisect", old, same), 1) == (
         "jobs.py: the curves of both are the same"

@@ -263,7 +263,7 @@ def test_of_what_a_job_changes_itself_it_cannot_be_told(looking):
     the data is no change."""
     (log,) = looking.root.glob("runs/*/*/log.txt")
     own = "project/results.csv, project/sorted.txt"
-    assert f"cannot be told whether {own} changes, since the job has changed it" in log.read_text()
+    assert f"it is unknown whether {own} changes, since the job has changed it" in log.read_text()
     done = looking.run(*QUICK)
     told = f"(not all data was checked: the job has changed {own} itself, "
     assert "already finished" in done.stdout and told in done.stdout

@@ -339,7 +339,7 @@ def test_a_search_has_figures_of_its_own(draw, store, figures):
         assert_prints_right(*file)
     table = pd.read_csv(drawn.folder / "jobs.csv")
     lost = int((table["state"] == "diverged").sum())
-    crosses = f"of 40 trials; the best quarter is filled, crosses {lost} trials that diverged."
+    crosses = f"of 40 trials; the best quarter is filled, crosses are {lost} trials that diverged."
     assert crosses in drawn.caption("search-slices")
     said = " The best quarter touches the end of the range of learning rate, 0.1: a wider one may"
     assert said in drawn.caption("search-slices")
@@ -681,7 +681,7 @@ def test_results_outside_the_declared_range_are_drawn_and_counted(draw, store, f
     for model, value in (("mlp", 90), ("vit", 0.9)):  # percent, and the fraction that is declared
         accuracies(store, "percent", [value / 2, value], model=model)
     drawn = draw("percent", only=["learning-curves", "ranking", "main"])
-    said = "Of all values 50.0% are outside the range that METRICS declares."
+    said = "50.0% of all values are outside the range that METRICS declares."
     for name in ("learning-curves", "ranking"):
         assert said in drawn.caption(name), name
     assert figures["learning-curves"].axes[0].get_ylim()[1] > 90

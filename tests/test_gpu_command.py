@@ -55,7 +55,7 @@ def test_what_is_wrong_with_a_gpu_is_a_line(lab, tmp_path):
     assert done.returncode == 1, done
     lines = {line["name"]: line for line in json.loads(done.stdout)}
     (wrong,) = [line["found"] for line in lines.values() if not line["works"]]
-    assert wrong == "GPU-0 is in use by another process (4096 MiB and 99 % of its time in use)"
+    assert wrong == "GPU-0 is in use by another process (4096 MiB, busy 99% of the time)"
     assert lines["formats"]["found"].startswith("fp32 and fp16; bf16 is emulated")
 
 
@@ -78,4 +78,4 @@ def test_a_machine_without_a_gpu_says_why_none_is_used(fresh, shown, why):
     assert driver.startswith("not  driver: unknown, since nvidia-smi is not there or fails; ")
     assert torch.startswith("ok   torch: 2.")
     assert gpu.startswith("not  GPU: jobs run on cpu: torch ")
-    assert ("says: Found no NVIDIA driver" in gpu or "is made without CUDA" in gpu) and why in gpu
+    assert ("says: Found no NVIDIA driver" in gpu or "is built without CUDA" in gpu) and why in gpu

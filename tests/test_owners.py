@@ -42,14 +42,14 @@ def test_a_second_process_is_told_who_has_the_job(project, jobs, tmp_path):
     jobs.append(project.start(*flags))
     job_id = begun(project, jobs[0])
     said = one_line(project.run(*flags), 4)
-    assert said.startswith(f"job {job_id} is running already (process {jobs[0].pid} on ")
+    assert said.startswith(f"job {job_id} is already running (process {jobs[0].pid} on ")
     end(jobs[0])
     jobs.append(project.start(*flags))
     assert begun(project, jobs[1]) == job_id
 
     def is_refused() -> bool:
         said = one_line(other.run(*flags, MLFLOW_TRACKING_URI=store), 4)
-        return f"job {job_id} is running already (on " in said
+        return f"job {job_id} is already running (on " in said
 
     assert is_refused()
     end(jobs[1])
@@ -82,7 +82,7 @@ def test_of_two_that_start_at_once_one_gives_way(project, jobs, tmp_path):
     (loser,) = (job for job in jobs if job.poll() is not None)
     (winner,) = (job for job in jobs if job.poll() is None)
     _, err = loser.communicate()
-    assert " is running already (on " in err and len(err.splitlines()) == 1
+    assert " is already running (on " in err and len(err.splitlines()) == 1
     assert loser.returncode == 4
     job_id = err.split()[1]
     place = project if winner is jobs[0] else other

@@ -213,7 +213,7 @@ def test_an_ejected_engine_that_was_edited_counts_as_the_students_code(copy):
     line = one_line(copy.run(*SHORT), 5)
     assert "was finished with other code (labjobs.training.loop changed)" in line
     again = one_line(copy.do("python", "jobs.py", "eject"), 2)
-    assert again == "jobs.py: labjobs is there already, and is what runs"
+    assert again == "jobs.py: labjobs already exists, and is what runs"
 
 
 def test_pages_are_shown_and_searched(installed):

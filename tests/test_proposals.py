@@ -81,7 +81,7 @@ DIVERGING = "--optimizer sgd --schedule constant --batch-size 512 --device cpu"
         ),
         pytest.param(
             [f"breed lost 2 x 2 x 1e --lr 'log 1e29 1e30' -- {DIVERGING}"],
-            "breed lost: all 2 units of generation 1 have diverged; lower a range, under another "
+            "breed lost: all 2 members of generation 1 have diverged; lower a range, under another "
             "name",
             marks=pytest.mark.alike,
         ),
@@ -128,7 +128,7 @@ def test_a_family_is_the_same_after_a_kill_from_the_journals_and_in_a_clone(proj
         assert len(re.findall(r"[0-9a-f]{12}:(?:last|fork)", shown)) == generation - 1, shown
     succeeded(first.do("python", "plot.py", "--format", "png"))
     caption = (first.root / "figures" / "ranking.tex").read_text()
-    assert "Jobs that train on where others ended: 8 of 12; " in caption
+    assert "Jobs that continue others: 8 of 12; " in caption
     assert not [*first.root.glob("figures/search-*")]
     file.unlink()
     succeeded(first.do("bash", "run.sh"))
@@ -208,7 +208,7 @@ def test_the_worst_quarter_and_what_diverged_are_copies_of_the_best_quarter(scor
 def test_a_population_that_cannot_go_on_is_named():
     asked = proposals.read(["breed", "a", *shlex.split("2 x 3 x 1e --kind 'choice a b'")])
     units = asked.known()[0].jobs
-    with pytest.raises(proposals.SettingsError, match="a: all 2 units of generation 1 have div"):
+    with pytest.raises(proposals.SettingsError, match="a: all 2 members of generation 1 have div"):
         breed(asked, units, dict.fromkeys("ab", math.inf), 1)
     asked = proposals.read(["breed", "a", *shlex.split("2 x 3 x 1e --kind 'choice a'")])
     with pytest.raises(proposals.SettingsError, match="a: its ranges have no other settings"):

@@ -83,8 +83,8 @@ def test_a_gpu_that_another_process_uses_is_waited_for(lab):
     assert next(sweep.stdout).startswith("no commit is recorded: not a git repository")
     said = {next(sweep.stdout).strip() for _ in range(2)}
     assert said == {
-        "GPU-1 is in use by another process (5000 MiB and 0 % of its time in use); waiting",
-        "GPU-2 is in use by another process (300 MiB and 90 % of its time in use); waiting",
+        "GPU-1 is in use by another process (5000 MiB, busy 0% of the time); waiting",
+        "GPU-2 is in use by another process (300 MiB, busy 90% of the time); waiting",
     }
     assert lab.intervals() == []
     lab.use(2, memory=10, percent=0)

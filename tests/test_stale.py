@@ -170,7 +170,7 @@ def test_a_job_that_diverged_is_accepted_like_the_others(project):
 
 # Whether a job still fits has three answers, and all commands give the same.
 
-FITS, CHANGED, UNKNOWN = "fits", "changed", "cannot be told"
+FITS, CHANGED, UNKNOWN = "fits", "changed", "unknown"
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@
 
 To add a dataset, write a function such as `digits` and a line in DATASETS. Any torch Dataset will
 do; a TensorDataset, which is in memory, is the fastest. An example may be a tuple, a dict or a
-dataclass of tensors and numbers; forward() in run.py gets batches of them. load() here takes them
-for an input and a label, and images for uint8 (C, H, W): change it with the examples. For examples
-of different lengths and for streams see `python jobs.py docs recipes`.
+dataclass of tensors and numbers; forward() in run.py gets batches of them. load() here expects
+pairs of an input and a label, and images as uint8 (C, H, W): change it with the examples. For
+examples of different lengths and for streams see `python jobs.py docs recipes`.
 
 To add an augmentation, write a function such as `crop_flip` and a line in AUGMENTATIONS. It gets
 whole training batches, on the device. Random changes belong here, not in a Dataset, whose examples

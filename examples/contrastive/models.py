@@ -54,7 +54,7 @@ class Contrastive(nn.Module):
     arxiv.org/abs/2002.05709); the features, which come before the head, are what is used after
     training.
 
-    Images are taken as they are stored, uint8 (B, C, H, W), and scaled and normalised here.
+    Images are taken as they are stored, uint8 (B, C, H, W), and scaled and normalized here.
     """
 
     def __init__(self, network: nn.Module, features: int, projections: int) -> None:

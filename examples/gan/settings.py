@@ -4,7 +4,7 @@ Each field of Settings is a flag of `python run.py`, a parameter in MLflow and p
 the same settings are the same job. The text below a field is its --help, a comment such as `# Data`
 a heading there. Change, add, rename and delete fields as you like; `python jobs.py docs
 settings` says what to write so that old jobs keep their ids. How a job runs (--device, --workers,
-…) is not here: those flags belong to the engine and change no result.
+…) is not here: those flags belong to the engine and change no result beyond rounding.
 
 The engine knows what some names mean, where they exist: epochs, steps, minutes, eval_every,
 batch_size, accumulate, seed, fold, split_seed, val_fraction, dataset, model, optimizer, precision,

@@ -38,7 +38,7 @@ def example_input(settings: Settings, spec: Spec, examples: int) -> Tensor:
 
 
 class Segmenter(Normalized):
-    """A network that takes images as they are stored, uint8, scales and normalises them itself, and
+    """A network that takes images as they are stored, uint8, scales and normalizes them itself, and
     returns logits (B, K, H, W); `classes` are the names of the K classes."""
 
     def __init__(self, network: nn.Module, spec: Spec) -> None:

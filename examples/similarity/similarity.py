@@ -91,7 +91,7 @@ def layers(network: nn.Module, patterns: Sequence[str], flag: str) -> Layers:
     """Return the layers whose names match a pattern, in the network's order.
 
     `*` stands for anything but a dot. The names are those of `network.named_modules()`, without the
-    wrapper that normalises images. Raises SettingsError, which names the flag, if a pattern
+    wrapper that normalizes images. Raises SettingsError, which names the flag, if a pattern
     matches nothing.
     """
     inner = network.network if isinstance(network, Normalized) else network

@@ -64,7 +64,7 @@ class _Tracer(fx.Tracer):
 def halves(model: nn.Module, layer: str, flag: str) -> tuple[nn.Module, nn.Module]:
     """Return a frozen copy of a network up to a layer, and the network from there on.
 
-    The layer's name is that of `network.named_modules()`, without the wrapper that normalises
+    The layer's name is that of `network.named_modules()`, without the wrapper that normalizes
     images. Raises SettingsError, which names the flag, if there is no such layer, JobError if the
     network cannot be cut there: all that it computes must go through the layer, once.
     """

@@ -41,7 +41,7 @@ class Spec:
 def make(settings: Settings, spec: Spec) -> nn.Module:
     """Return the network that the settings name, fitted to the data.
 
-    It takes images as they are stored, uint8, and scales and normalises them itself; other inputs
+    It takes images as they are stored, uint8, and scales and normalizes them itself; other inputs
     reach it as they are. Raises SettingsError if there is no such network or it cannot take such
     data, JobError if published weights cannot be fetched.
     """

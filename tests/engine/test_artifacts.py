@@ -91,7 +91,7 @@ def test_pixels_that_are_cut_off_are_named(toy, tmp_path):
     loop.file = tmp_path / "file.txt"
     loop.file.write_text("")
     log = (toy.done(loop=loop).folder / "log.txt").read_text()
-    assert "image grid: has pixels beyond 0 and 1, which are cut off" in log
+    assert "image grid: has pixels outside 0 to 1, which are clipped" in log
 
 
 @pytest.mark.parametrize(

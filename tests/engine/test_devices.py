@@ -38,7 +38,8 @@ def test_a_gpu_that_was_given_and_cannot_be_used_is_no_cpu(monkeypatch):
         devices.choose("auto")
     assert devices.choose("cpu") == CPU
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(SettingsError, match=r"is made without CUDA, pytorch.org/.* CUDA; --device"):
+    line = r"is built without CUDA, pytorch.org/.* CUDA; --device"
+    with pytest.raises(SettingsError, match=line):
         devices.choose("auto")
 
 

@@ -75,7 +75,7 @@ def test_axes_hide_only_the_worst_values(metric):
     hidden = np.mean((values < low) | (values > high))
     assert low < 1 < high
     assert (hidden > 0) == (said != "") == (not metric.log)
-    assert metric.log or said == f" Of all values {hidden:.1%} are beyond the axis."
+    assert metric.log or said == f" {hidden:.1%} of all values are beyond the axis."
 
 
 @METRICS
@@ -212,7 +212,7 @@ def test_a_result_that_exploded_does_not_flatten_the_others():
     plots.ranking(ax, found)
     said = figures.limit_to_intervals(ax.xaxis, found.values(), LOWER)
     assert ax.get_xlim()[1] < 1
-    assert said.startswith(" Of all values 20.0% are beyond the axis.")
+    assert said.startswith(" 20.0% of all values are beyond the axis.")
 
 
 @pytest.mark.parametrize("metric", [LOWER, LOG], ids=["lower", "log"])

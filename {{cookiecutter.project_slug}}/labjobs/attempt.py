@@ -93,7 +93,7 @@ class Attempt:
         if not folder.runtime.force and folder.outcome() != before:  # its owner has just ended it
             self._leave_if_over(known)
         if host := known.host(folder, folder.owner):
-            line = f"is running already (on {host}, says the tracking store)"
+            line = f"is already running (on {host}, says the tracking store)"
             retry = f"if it is not, try again in {LEASE:.0f} s"
             self._leave(exit_status.ELSEWHERE, f"{line}; {retry}")
         self._prepare()
@@ -131,7 +131,7 @@ class Attempt:
         folder, change, changed = self.folder, evidence.change, evidence.changed
         last = folder.latest if change and not folder.owner else None
         if last and locks.held(last / layout.LOCK):
-            line = f"is running already, with other {changed} ({change})"
+            line = f"is already running, with other {changed} ({change})"
             self._leave(exit_status.ELSEWHERE, f"{line}; --force runs it with this {changed}, too")
         if folder.starts_over:
             return

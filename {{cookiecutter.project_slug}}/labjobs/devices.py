@@ -63,14 +63,14 @@ def why_no_cuda() -> str:
     """Return why torch has no CUDA GPU, in one line."""
     name = f"torch {torch.__version__}"
     if not (torch.version.cuda or torch.version.hip):
-        return f"{name} is made without CUDA, {OTHER_BUILDS}"
+        return f"{name} is built without CUDA, {OTHER_BUILDS}"
     try:
         torch.cuda.init()
     except RuntimeError as error:
         why, given = first_line(error).split(". ")[0], os.environ.get("CUDA_VISIBLE_DEVICES")
         why += "" if given is None else f" (CUDA_VISIBLE_DEVICES is '{given}')"
         why += f"; {OTHER_BUILDS}" if "too old" in why else ""
-        return f"{name}, made for CUDA {torch.version.cuda}, says: {why}"
+        return f"{name}, built for CUDA {torch.version.cuda}, says: {why}"
     return f"{name} sees none"
 
 
@@ -314,7 +314,7 @@ Answer = tuple[str, str, bool]  # about what, what was found, and whether it wor
 
 def answers() -> Iterator[Answer]:
     """Yield what torch has, each GPU that it sees, and what works on them. Waits for the GPUs."""
-    yield "torch", f"{torch.__version__}, made for CUDA {torch.version.cuda}", True
+    yield "torch", f"{torch.__version__}, built for CUDA {torch.version.cuda}", True
     try:
         device = choose("auto")
     except SettingsError as error:

@@ -27,7 +27,7 @@ class Metric:
         unit: Its unit, such as "nats" or "ms".
         range: The lowest and the highest value possible; None: no bound.
         scale: How it is shown: "linear"; "log", with geometric means and ratios; or "percent",
-            which shows 0.97 as 97 %.
+            which shows 0.97 as 97%.
         target: The value that counts as reached, for figures of the time to it.
         at_start: Its approximate value in the first training step, which --check tests: a number
             other than 0, or "ln(classes)", the cross-entropy of equal chances for all `classes`.

@@ -58,7 +58,7 @@ class Answer(NamedTuple):
         for at, text in self.findings:
             yield f"{guarantee}: {at}: {text}" if at else f"{guarantee}: {text}"
         if not self.findings:
-            yield f"{guarantee}: {f'cannot know, {self.unknown}' if self.unknown else 'fine'}"
+            yield f"{guarantee}: {f'unknown, {self.unknown}' if self.unknown else 'fine'}"
 
 
 # Lines of the student's code: what runs, and what assigns a name.

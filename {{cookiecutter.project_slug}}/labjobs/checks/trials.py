@@ -203,8 +203,8 @@ def answers(trials: Trials) -> Iterator[tuple[str, Answer]]:
 MISSING = "something is missing in job.resume(…), or changes between a step and its evaluation"
 
 OTHER_BATCHES = (
-    "batches depend on something that is not restored; of a stream, on what is missing in its "
-    "state_dict() or, without one, on something else than its set_epoch() is given"
+    "batches depend on something that is not restored; for a stream, this is missing in its "
+    "state_dict() or, if it has none, is something other than the epoch that set_epoch() gets"
 )
 
 

@@ -76,7 +76,7 @@ def _results(cluster: Cluster, array: str, folder: Path) -> Iterator[str]:
         time.sleep(LOOK)
     if WARNING not in found:
         said = grid.last_line(next(folder.glob("*.txt"), folder))
-        yield f"{NOT}ended early: {said or 'without a word; do nodes share the folder?'}"
+        yield f"{NOT}ended early: {said or 'without output; do nodes share the folder?'}"
     elif cluster.put_back:
         yield f"{OK if state or AGAIN in found else NOT}put back into the queue"
     sign = PROJECT / expanded(cluster.runs or "runs") / folder.name

@@ -73,7 +73,7 @@ COMMANDS = {
         "inventory.print_list",
     ),
     "show": Command(
-        "print all there is to know of a job, and the command that runs it again",
+        "print all there is to know about a job, and the command that runs it again",
         JOB | JSON,
         "inventory.print_details",
     ),
@@ -177,7 +177,7 @@ COMMANDS = {
         "disk.remove_jobs",
     ),
     "docs": Command(
-        "print a page about the engine, or the lines of all pages that have a word in them",
+        "print a page about the engine, or the lines of all pages that contain a word",
         argument("wanted", "a page or a word (default: all pages)", nargs="?", default=""),
         "command.print_docs",
     ),
@@ -256,7 +256,7 @@ def eject(*_: object) -> None:
     """Copy the engine that runs into the project. Raises SettingsError if it is there already."""
     folder = PROJECT / "labjobs"
     if folder.exists():
-        raise SettingsError(f"{shown(folder)} is there already, and is what runs")
+        raise SettingsError(f"{shown(folder)} already exists, and is what runs")
     shutil.copytree(ENGINE, folder, ignore=shutil.ignore_patterns("__pycache__"))
     print(f"{shown(folder)}/ is what runs from now on; remove it to use the installed engine again")
 

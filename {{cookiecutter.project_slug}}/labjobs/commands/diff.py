@@ -115,6 +115,8 @@ def print_diff(project: Project, given: argparse.Namespace) -> None:
         if rows:
             print(f"\n{title}")
             print("\n".join(f"  {line}" for line in _lines(rows)))
+    if not any(data_evidence.digest(each.path) for pair in pairs for each in pair):
+        del sections["data"]  # it was made by code, so this does not say whether it is the same
     if equal := [title for title, rows in sections.items() if not rows]:
         print(f"\nsame {', '.join(equal)}")
 
@@ -316,8 +318,8 @@ def bisect_attempts(project: Project, given: argparse.Namespace) -> None:
         print(json_of({**about, "definitions": guilty, "others": others}))
         return
     verb = "explains" if len(guilty) == 1 else "together explain"
-    print(f"{', '.join(guilty)} {verb} all of it: {name} at step {step} {was} | {now}")
-    print(f"without effect on it: {few(others, 3)}" if others else "nothing else differs")
+    print(f"{', '.join(guilty)} {verb} the difference: {name} at step {step} {was} | {now}")
+    print(f"without effect: {few(others, 3)}" if others else "nothing else differs")
     print(f"{counted(runs, 'mixture')} ran up to step {step}")
 
 

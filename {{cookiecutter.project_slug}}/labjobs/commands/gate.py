@@ -110,7 +110,7 @@ def _run(
     for job, before in base[: given.at_most]:
         after = _finished(tried[job.id])
         if not after:  # how often that would happen, one seed cannot tell
-            found.why = f"job {tried[job.id].id} diverged, and {job.id}, with its seed, did not"
+            found.why = f"job {tried[job.id].id} diverged, but {job.id}, with its seed, did not"
             return
         if _validation(before) != _validation(after):
             found.answer, found.why = "the measure changed", "other validation examples"
@@ -314,6 +314,7 @@ def _print(found: Try, which: int, as_json: bool) -> None:
     if found.differences and not said:
         mean, repeats = fmean(found.differences), counted(len(found.differences), "repeat")
         said = f"{found.metric} differs by {number(mean)}, the mean of {repeats}; "
-        said += f"evidence {number(found.evidence)} of the {NEEDED:g} that are needed"
+        said += f"evidence {number(found.evidence)} ({NEEDED:g} needed)"
     print("; ".join([f"{found.answer}: {said}", *found.conditions]))
-    print(f"try {which} of this project; 1 in {NEEDED:g} that change nothing is called different")
+    mistakes = f"at most 1 in {NEEDED:g} that change nothing are called better or worse"
+    print(f"try {which} of this project; {mistakes}")

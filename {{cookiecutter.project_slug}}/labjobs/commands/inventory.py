@@ -368,7 +368,7 @@ def selected(condition: str, rows: list[dict[str, Any]], flag: str = "") -> list
         if holds in (eq, ne):
             return bool(holds(own, wanted))
         if value is not None:
-            line = f"{name} is {own} in some jobs, which is neither more nor less than {wanted}"
+            line = f"{name} is {own} in some jobs, which cannot be compared with {wanted}"
             raise SettingsError(f"{flag}{condition}: {line}")
         return False
 

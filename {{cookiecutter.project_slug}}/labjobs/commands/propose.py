@@ -303,7 +303,7 @@ def breed(
     quarter, lost = max(1, len(ids) // QUARTER), sum(math.isinf(scores[unit]) for unit in ids)
     best = ranked[: min(quarter, len(ids) - lost)]
     if not best:
-        line = f"all {len(ids)} units of generation {generation} have diverged"
+        line = f"all {len(ids)} members of generation {generation} have diverged"
         raise SettingsError(f"{asked.line}: {line}; lower a range, under another name")
     own = {unit: _drawn_of(asked, search.flags(units[unit])) for unit in ids}
     following = {unit: (*own[unit], f"{INIT_FROM}={unit}:last") for unit in ids}

@@ -58,7 +58,7 @@ def print_stale(project: Project, given: Namespace) -> None:
         print(json_of(rows))
         return
     if not any(each.stale for each in found):
-        print(f"none of {len(jobs)} jobs is stale" if jobs else "there are no jobs yet")
+        print(f"none of {counted(len(jobs), 'job')} is stale" if jobs else "there are no jobs yet")
     for each in found:
         of = f"{len(each.jobs)} of {counted(len(jobs), 'job')}"
         print(f"{each.name} {each.what}: {of} ({few(each.jobs, 4)})".lstrip())
@@ -107,7 +107,7 @@ def _changes(job: Job, about: str) -> Iterator[Change]:
         if not part.startswith("file:"):  # files are not stored
             old = before["source"] if before else ""
             new = scrub(now.source(part), code=True) if part in now.parts else ""
-            same = f"{name} has the same text as in job {job.id}; a name in it has another meaning"
+            same = f"{name} reads as in job {job.id}, but a name in it now means something else"
             diffs.append(as_diff(old, new, f"{name} of job {job.id}", f"{name} now") or same)
         yield Change(name, what, diffs=diffs)
 
@@ -286,7 +286,7 @@ def _proofs(jobs: Sequence[JobFolder[Any]], verify: bool) -> dict[Codes, dict[st
         others = [found.get((each, new), {}) for each in code_evidence.same(old)]
         if "" not in proof.values() and any("" in other.values() for other in others):
             count = counted(len(alike[old, new]), "job")
-            why = "their code then was accepted as the same as that of jobs with other bits now"
+            why = "their old code was accepted as equal to that of jobs that now give other bits"
             leave(exit_status.FAILED, f"not accepted for {count}: {why}")
             found[old, new] = dict.fromkeys(proof, "")
     return found

@@ -339,7 +339,7 @@ def _unsent(queue: "Queue[Any]", error: BaseException, sent: tuple[Any, ...]) ->
         line += "--shm-size=8g), or give a smaller --batch-size or fewer --workers"
     else:
         line = f"a batch cannot be passed from a loader's process ({said}); collate and the "
-        line += "dataset have to return what can be pickled, such as tensors, numbers and texts"
+        line += "dataset have to return what can be pickled, such as tensors, numbers and strings"
     failed = ExceptionWrapper((JobError, JobError(line), None), "in a loader's process")
     queue.put((sent[0], failed, *sent[2:]))
 

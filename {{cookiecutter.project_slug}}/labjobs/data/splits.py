@@ -280,6 +280,6 @@ def _numbered(values: list[Any], what: str) -> tuple[Ints, list[Any]]:
     try:
         found = [numbers.setdefault(value, len(numbers)) for value in values]
     except TypeError as error:
-        wanted = "give a number, a text or a tuple for each example"
+        wanted = "give a number, a string or a tuple for each example"
         raise SettingsError(f"--dataset: {what}: they cannot be compared; {wanted}") from error
     return np.array(found, dtype=int), [*numbers]

@@ -174,7 +174,7 @@ class JobFolder(Generic[S]):
         if lock is None:
             held = read_record(self.path / layout.LOCK)
             who = f"process {held['pid']} on {held['host']}" if held else "its lock says not where"
-            raise Elsewhere(f"is running already ({who})")
+            raise Elsewhere(f"is already running ({who})")
         self._lock = lock
         finalize(self, lock.close)
         self.owner = _owner(lock, self.path)
@@ -248,8 +248,8 @@ class JobFolder(Generic[S]):
         if changed:
             log.warning("the data has changed while the job ran (%s changed)", changed)
         if own:
-            line = "it cannot be told whether %s changes, since the job has changed it itself; "
-            log.info(line + "if it is no data: not-data in pyproject.toml", own)
+            line = "it is unknown whether %s changes, since the job has changed it itself; "
+            log.info(line + "if it is not data: not-data in pyproject.toml", own)
         if self._data:
             self.journal.tags({"data": self._data})
         in_mlflow = {"finished": "FINISHED", "interrupted": "KILLED", "paused": "KILLED"}

@@ -1,4 +1,4 @@
-"""How a job runs: flags of the engine that do not change results, and so are not in a job's id."""
+"""How a job runs: flags that do not change results beyond rounding, and so are not in its id."""
 
 import os
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ that a job can be repeated; so does the journal with the device and the number o
 class Runtime:
     """The engine's flags, beside the project's settings."""
 
-    # Runtime (no part of the job's id)
+    # Runtime (not part of the job's id)
     device: str = "auto"
     """Device to train on: auto, cpu, cuda, cuda:1 or mps. auto: a GPU if there is one."""
 

@@ -431,7 +431,7 @@ def _outside(values: NDArray[Any], ends: tuple[float, float], n: int, where: str
     """A sentence on how many of n values are not between two ends; empty if all are."""
     part = np.sum((values < ends[0]) | (values > ends[1])) / n
     percent = f"{part:.1%}" if part >= 0.0005 else "less than 0.1%"
-    return f" Of all values {percent} are {where}." if part else ""
+    return f" {percent[:1].upper()}{percent[1:]} of all values are {where}." if part else ""
 
 
 def _point_beyond(axis: Axis) -> bool:

@@ -392,7 +392,9 @@ def tried(jobs: pd.DataFrame) -> pd.DataFrame:
 def _with_results(tried: pd.DataFrame) -> pd.DataFrame:
     found = tried[tried["state"].isin(["finished", "diverged"])]
     if found["diverged"].all():
-        raise NoResults("of one of the tasks no job has finished; leave it out by ONLY in plot.py")
+        raise NoResults(
+            "no job of one of the tasks has finished; leave it out with ONLY of plot.py"
+        )
     return found
 
 

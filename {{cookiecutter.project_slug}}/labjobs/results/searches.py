@@ -186,7 +186,7 @@ def _ranges(texts: Mapping[str, str], jobs: pd.DataFrame) -> dict[str, Range]:
     """The ranges of the settings that a search has drawn, except repeats and tasks."""
     found = {flag[2:].replace("-", "_"): parse(flag, text) for flag, text in texts.items()}
     if gone := found.keys() - {*jobs.attrs["settings"]}:
-        raise NoResults(f"a search has drawn {min(gone)}, which is no setting any more")
+        raise NoResults(f"a search has drawn {min(gone)}, which is no longer a setting")
     others = {*groups.repeated(jobs), *groups.with_role(jobs, "task")}
     return {name: its for name, its in found.items() if name not in others}
 
@@ -249,7 +249,7 @@ def _counted(every: Sequence[Search]) -> str:
 def _marked(every: Sequence[Search]) -> str:
     """How trials are drawn."""
     lost = sum(int((each.trials[STATE] == "diverged").sum()) for each in every)
-    crosses = f", crosses {counted(lost, 'trial')} that diverged" if lost else ""
+    crosses = f", crosses are {counted(lost, 'trial')} that diverged" if lost else ""
     left = sum(len(each.trials) - len(each.order) for each in every)
     unknown = f"; {counted(left, 'trial')} without a result not shown" if left else ""
     return f"the best quarter is filled{crosses}{unknown}"
@@ -350,9 +350,7 @@ def expected(jobs: pd.DataFrame) -> Drawn:
         for end in ends:
             ax.plot(counts, end, color=looks[name].colour, linewidth=0.5)
     figures.legend(fig)
-    missing = f" Without a curve, as no sample of its ranges, is {'; '.join(unfair)}." * bool(
-        unfair
-    )
+    missing = f" No curve, since not a sample of its ranges: {'; '.join(unfair)}." * bool(unfair)
     return fig, (
         f"Best {metric} by the number of trials, as expected from {_counted(fair)}: the "
         f"median, with a 95% band that holds for all numbers of trials at once, whatever the "
@@ -406,11 +404,11 @@ def best(jobs: pd.DataFrame) -> Drawn:
     grows = any("proposal" in each.declared for each in every)
     ticks = " Ticks are the first trials of generations." * grows
     unknown = sum(int(each.trials[HOURS].isna().sum()) for each in every)
-    free = f" Of {counted(unknown, 'trial')} the cost is not known." * bool(is_known and unknown)
+    free = f" The cost of {counted(unknown, 'trial')} is not known." * bool(is_known and unknown)
     chosen = "".join(f" {x.name or 'The search'}: {x.selected}." for x in every if x.selected)
     return fig, (
         f"{metric.title} of the best of {_counted(every)} so far, in the order of their draws"
-        f"{' (a), and by what they cost together (b)' * is_known}: one course each, without a band;"
+        f"{' (a), and by what they cost together (b)' * is_known}: one curve each, without a band;"
         f" {_marked(every)}.{ticks}{free}{cut}{chosen}"
     )
 

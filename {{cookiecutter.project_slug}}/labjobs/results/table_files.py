@@ -172,7 +172,7 @@ def problems(table: Table, venue: Venue) -> list[str]:
         found.append(f"{width:.1f} in wide, and the page has {venue.full:g}; {cure}")
     high = 1.2 * venue.text / 72 * len(_rows(table))  # LaTeX's distance between lines
     if high > venue.height:
-        cure = "leave rows out by ONLY or ROWS in plot.py"
+        cure = "leave rows out with ONLY or ROWS of plot.py"
         found.append(f"{high:.0f} in high, and the page has {venue.height:g}; {cure}")
     texts = [table.corner, *table.rows, *(f"{c.task}{c.title}" for c in table.columns)]
     strange = {c for each in texts for c in each if ord(c) > LAST_LATIN and latex(c) == c}

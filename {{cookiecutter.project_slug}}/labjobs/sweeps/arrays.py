@@ -92,7 +92,8 @@ def _notes(cluster: Cluster, left: Sequence[Entry]) -> Iterator[str]:
     """Yield what else is to be known of the tasks."""
     if paused := sum(entry.rung is not None for entry in left):
         line = "pauses at its rung" if paused == 1 else "pause at their rungs"
-        yield f"{counted(paused, 'job')} {line}; then the same command submits what trains on"
+        then = "then the same command submits those that continue"
+        yield f"{counted(paused, 'job')} {line}; {then}"
     if cluster.piece and not cluster.put_back:
         tasks = counted(cluster.pieces, "task")
         yield f"a job has {tasks}, one after another; the same command continues what is left"

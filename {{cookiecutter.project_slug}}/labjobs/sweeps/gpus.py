@@ -24,6 +24,7 @@ from typing import Any
 from labjobs import locks, machine
 from labjobs.errors import SettingsError
 from labjobs.files import PROJECT
+from labjobs.job.terminal import counted
 from labjobs.sweeps.options import from_environment
 
 LOCKS = "/tmp/gpu-locks"
@@ -101,7 +102,9 @@ def on_gpus(gpus: str | None, per_gpu: int = 1, per_job: int = 1) -> list[Gpu]:
     """
     devices = named(gpus)
     if 0 < len(devices) < per_job:
-        raise SettingsError(f"--gpus-per-job {per_job}: there are only {len(devices)} GPUs")
+        raise SettingsError(
+            f"--gpus-per-job {per_job}: only {counted(len(devices), 'GPU')} can be used"
+        )
     locks = [(device, _make_locks(device, per_gpu)) for device in devices]
     ends = range(per_job, len(locks) + 1, per_job)
     several = [dict(locks[end - per_job : end]) for end in ends]
@@ -229,7 +232,7 @@ def usage(device: str) -> str:
     memory, percent = map(int, numbers)
     most = from_environment("GPU_BUSY_MIB", 1024)
     if memory > most or (memory > 100 and percent > BUSY):
-        usage = f"{memory} MiB and {percent} % of its time in use"
+        usage = f"{memory} MiB, busy {percent}% of the time"
         return f"is in use by another process ({usage})"
     return ""
 

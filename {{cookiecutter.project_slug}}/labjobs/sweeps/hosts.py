@@ -34,7 +34,7 @@ from labjobs.errors import DISK_IS_FULL, FULL, SettingsError, few
 from labjobs.files import CODE, PROJECT
 from labjobs.job import provenance
 from labjobs.job.runtime import ON_HOST, PLACE
-from labjobs.job.terminal import leave
+from labjobs.job.terminal import counted, leave
 from labjobs.sweeps import gpus, options, states
 from labjobs.sweeps.gpus import Gpu
 from labjobs.sweeps.options import HERE
@@ -300,8 +300,8 @@ class Hosts:
             for host, why in wrong:
                 leave(exit_status.WRONG, f"run.sh: {host.name}: {why}")
             if wrong:
-                line = f"{len(wrong)} of {len(found)} hosts cannot be used; nothing was started"
-                raise SettingsError(line)
+                line = f"{len(wrong)} of {counted(len(found), 'host')} cannot be used"
+                raise SettingsError(f"{line}; nothing was started")
             each = ((n, host) for host in self._hosts for n in range(len(host.places)))
             self._slots = [Slot(host, n) for n, host in sorted(each, key=lambda pair: pair[0])]
         return self._slots or []

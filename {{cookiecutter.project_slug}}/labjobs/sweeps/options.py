@@ -43,7 +43,7 @@ class Flags:
     """Run only jobs in this state; with --list, print only these."""
 
     redo_stale: bool = False
-    """Run jobs again that were finished or begun with other code or data."""
+    """Run again the jobs that were finished or begun with other code or data."""
 
     retries: int = setting(0, at_least=0)
     """Retry a job up to this many times if it ran out of memory or was killed."""

@@ -228,7 +228,7 @@ def read_halving(number: int, words: Sequence[str]) -> Halving:
     rise = [*rungs] == sorted({*rungs}, key=lambda rung: rung.number) and all(rungs)
     one_unit = len({rung.endswith("e") for rung in rungs}) == 1
     if not (factor.isdecimal() and int(factor) > 1 and rise and one_unit):
-        about = "one in how many trains on, and increasing rungs, all in steps or all in epochs"
+        about = "one in how many continues, and increasing rungs, all in steps or all in epochs"
         line = f"must look like halving 3 2e 6e 18e: {about}"
         raise SettingsError(f"{' '.join(['halving', *words])}: {line}")
     return Halving(number, int(factor), rungs)

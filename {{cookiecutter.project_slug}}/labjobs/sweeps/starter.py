@@ -154,7 +154,7 @@ class Running:
     def ending(self, status: int) -> str:
         """Return the last line of its output; a line is added if it was killed or crashed."""
         if status == exit_status.ELSEWHERE:  # whose output this is
-            return f"{self._label}is running already; its results will count here too"
+            return f"{self._label}is already running; its results will count here too"
         line = grid.last_line(self._output)
         if not line.startswith(self._label):
             line = f"{self._label}{_ended(status)}: {line}"

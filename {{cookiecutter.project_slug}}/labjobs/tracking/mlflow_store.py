@@ -204,7 +204,7 @@ class Run:
                 if self.id:
                     self._client.delete_run(self.id)
                 where = f"on {tags.get('host')}, in {tags.get('job_folder')}"
-                raise Elsewhere(f"is running already ({where})")
+                raise Elsewhere(f"is already running ({where})")
 
     def _complete(self) -> None:
         """Add the missing params of the run: existing ones cannot be changed."""

@@ -24,10 +24,10 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class Normalized(nn.Module):
-    """A network that takes images as they are stored, uint8, and scales and normalises them itself.
+    """A network that takes images as they are stored, uint8, and scales and normalizes them itself.
 
-    So few bytes reach the device, and saved weights are complete. Images of another size are
-    resized, and laid out channels last for a network that convolves.
+    This way, few bytes are sent to the device, and saved weights are complete. Images of another
+    size are resized, and laid out channels last for a network that convolves.
     """
 
     mean: Tensor

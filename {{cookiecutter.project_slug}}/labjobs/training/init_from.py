@@ -21,7 +21,7 @@ from labjobs.job.folder import JobFolder
 from labjobs.job.identity import as_command, identity
 from labjobs.job.journal import Damaged
 from labjobs.job.runtime import LENGTHS
-from labjobs.job.terminal import log
+from labjobs.job.terminal import counted, log
 from labjobs.settings import HELD_OUT, Span, Weights
 from labjobs.training import checkpoints
 from labjobs.training.progress import Length, Part, Position
@@ -101,14 +101,14 @@ def extension_problem(
     length = Length(settings)
     length.steps_per_epoch = done.steps_per_epoch
     total = total or length.total or 0
-    settings = before if fork else settings
+    settings, steps = before if fork else settings, counted(done.steps, "step")
     if done.early:
-        return f"it stopped early, after {done.steps} steps, as a longer job would; see --patience"
+        return f"it stopped early, after {steps}, as a longer job would; see --patience"
     if total <= done.steps:
-        return f"it has done {done.steps} steps, and this job has {total}; make this job longer"
+        return f"it has done {steps}, and this job has {total}; make this job longer"
     if not Position(settings, length).is_evaluated(done.steps):
         every = as_text(settings.eval_every)
-        ended = f"it ended between two evaluations, after {done.steps} steps"
+        ended = f"it ended between two evaluations, after {steps}"
         return f"{ended}; its length must be a multiple of --eval-every {every}"
     return _schedule_problem(settings, before, factor, done, total)
 

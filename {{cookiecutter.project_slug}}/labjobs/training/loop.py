@@ -39,7 +39,7 @@ from labjobs.job import attempts, data_evidence
 from labjobs.job import runtime as purpose
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import identity
-from labjobs.job.terminal import Interrupted, Paused, log
+from labjobs.job.terminal import Interrupted, Paused, counted, log
 from labjobs.settings import Span
 from labjobs.training import checkpoints, compilation, outputs, probes
 from labjobs.training.checkpoints import TrainingState
@@ -155,7 +155,7 @@ class Job(Generic[S]):
         shuffle: bool = False,
         collate: Collate | None = None,
     ) -> Batches | Absent:
-        """Return the batches of a dataset or a stream on the device; None of None.
+        """Return the batches of a dataset or a stream on the device; None if there is none.
 
         Those with `shuffle` are to train on: in an order that depends on the seed and the epoch.
         In place of the batch size, a function may choose the examples of each batch of an epoch.
@@ -180,8 +180,8 @@ class Job(Generic[S]):
         last = made.order.sizes(1)[-1] if runtime.shard and made.order is not None else rank.size
         if last < rank.size:
             raise SettingsError(
-                f"--shard: an epoch's last batch has {last} examples, fewer than the {rank.size} "
-                "processes; choose another --batch-size"
+                f"--shard: an epoch's last batch has {counted(last, 'example')}, fewer than "
+                f"{rank.size} processes; choose another --batch-size"
             )
         if shuffle and self._length.steps_per_epoch is None:
             self._length.set_epoch(made.order)
@@ -310,7 +310,7 @@ class Job(Generic[S]):
     def graphed(self, step: compilation.Step) -> compilation.Step:
         """Return a function of a batch that takes an optimizer step, recorded as one CUDA graph, as
         --graph says: for small networks, whose operations the GPU ends sooner than the host can
-        tell it the next. Call it after `resume`, and set learning rates before each step.
+        start the next. Call it after `resume`, and set learning rates before each step.
 
         What is logged within has to be tensors. Raises JobError, with the line, for what a graph
         cannot do, such as waiting for the device.
@@ -355,7 +355,7 @@ class Job(Generic[S]):
         """Yield the batches of this interval that are not done yet, each for one optimizer step.
 
         Without batches, where the loop makes its data itself, yield the number of steps done before
-        each; `examples` is then how many a step trains on, by which its speed is told, if given.
+        each; `examples`, if given, is then how many a step trains on, for the logged speed.
         `units` is how much of something else an example is, such as `tokens=1024`: its speed is
         told in these too.
 
@@ -448,7 +448,7 @@ class Job(Generic[S]):
         self._folder.journal.flush()
 
     def keep_best(self, metrics: Metrics, **models: nn.Module) -> None:
-        """Keep the weights of these models in best.pt, with the metrics that they came to."""
+        """Keep the weights of these models in best.pt, with the metrics that they reached."""
         content = {
             "schema": 1,
             "id": self._folder.id,
@@ -517,7 +517,7 @@ class Job(Generic[S]):
         self._keep_file(name, "png", lambda file: file.write(png))
 
     def log_figure(self, name: str, figure: Any) -> None:
-        """Log a figure of matplotlib's, at its own size and resolution."""
+        """Log a matplotlib figure, at its own size and resolution."""
         # The same bytes from each version of matplotlib.
         how = {"format": "png", "dpi": "figure", "metadata": {"Software": None}}
         self._keep_file(name, "png", lambda file: figure.savefig(file, **how))
@@ -707,7 +707,7 @@ class Job(Generic[S]):
         except SettingsError as error:  # for epochs of a stream
             raise SettingsError(f"--pause-after {error}") from None
         if position.step >= due:
-            raise Paused(f"after {position.step} steps, as --pause-after asked")
+            raise Paused(f"after {counted(position.step, 'step')}, as --pause-after asked")
 
     def _save_if_due(self) -> None:
         due = self._agree() if self._several else self._saved_state.due

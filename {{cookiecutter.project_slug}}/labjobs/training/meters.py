@@ -88,7 +88,7 @@ def sum_of(value: Any) -> Sum:
             return Sum(numerator.detach(), denominator)
     kind = type(value).__name__
     raise JobError(
-        f"a measurement is a tensor, a number or a pair (numerator, denominator), no {kind}"
+        f"a measurement is a tensor, a number or a pair (numerator, denominator), not a {kind}"
     )
 
 

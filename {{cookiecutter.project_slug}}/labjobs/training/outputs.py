@@ -268,7 +268,7 @@ def as_png(name: str, image: Any) -> bytes:
     pixels = torch.as_tensor(image).detach().cpu()
     if pixels.dtype != torch.uint8:
         if bool(((pixels < -BEYOND) | (pixels > 1 + BEYOND)).any()):
-            log.warning("image %s: has pixels beyond 0 and 1, which are cut off", name)
+            log.warning("image %s: has pixels outside 0 to 1, which are clipped", name)
         pixels = (pixels.float().clamp(0, 1) * 255).round().to(torch.uint8)
     if pixels.ndim == 4:
         pixels = make_grid(pixels, IN_ROW, padding=1)

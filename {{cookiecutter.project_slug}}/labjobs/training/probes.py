@@ -303,7 +303,7 @@ def _speed(seen: Watched) -> Iterator[str]:
         yield "forward, backward and optimizer are one CUDA graph, so they have no times below"
     yield f"{seen.peak / 2**20:,.1f} MiB of memory at most"
     slower = seen.seconds / seen.plain
-    yield f"{slower:.1f} times as long while it was watched, as in all that follows"
+    yield f"{slower:.1f} times as long while it was profiled, as in all that follows"
 
 
 def advice(seen: Watched) -> Iterator[tuple[float, str]]:
