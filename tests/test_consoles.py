@@ -5,12 +5,12 @@ import shlex
 import sys
 
 import pytest
-from faults import ended, job_of, some, succeeded
+from faults import ended, job_of, succeeded
 
 QUICK = ("--epochs", "1", "--batch-size", "256", "--device", "cpu")
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_a_console_without_letters_is_no_reason_to_fail(project):
     """Of ASCII alone, in which Python may not do otherwise."""
     ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
@@ -27,7 +27,7 @@ def test_a_console_without_letters_is_no_reason_to_fail(project):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", some([">&-", ">&- 2>&-", "| head -c 1"], "| head -c 1"))
+@pytest.mark.parametrize("how", [">&- 2>&-", "| head -c 1"])
 def test_a_console_that_is_closed_changes_no_status(project, how):
     """Also what the student's code prints, which is left behind in the pipe."""
     seed = str(10 + len(how))
@@ -44,21 +44,6 @@ def test_a_console_that_is_closed_changes_no_status(project, how):
         assert done.returncode == code, (command, done)
         assert "Traceback" not in done.stderr and "rror:" not in done.stderr
     assert "finished" in succeeded(project.do("python", "jobs.py", "list")).stdout
-
-
-@pytest.mark.alike
-def test_letters_that_the_font_lacks_are_named_once_for_each_figure(fresh):
-    """And no figure is written with boxes in their place."""
-    for note in ("基线", "新方法"):
-        succeeded(fresh.run(*QUICK, "--note", note))
-    done = fresh.do("python", "plot.py", "--format", "png")
-    assert done.returncode == 1 and "Glyph" not in done.stderr, done
-    lacking = [line for line in done.stderr.splitlines() if "its font lacks" in line]
-    figures = [line.split(": ")[0] for line in lacking]
-    assert lacking and len(figures) == len({*figures})
-    for line in lacking:
-        assert "write other LABELS" in line
-    assert not {path.stem for path in fresh.root.glob("figures/*.png")} & {*figures}
 
 
 @pytest.mark.full

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from byte_damage import MUTATIONS
 from labjobs import layout
-from labjobs.files import write_record
+from labjobs.files import PROJECT, write_record
 from labjobs.job import data_evidence
 from labjobs.job.data_evidence import Places
 
@@ -68,6 +68,16 @@ def test_a_damaged_line_of_a_killed_job_is_said(tmp_path):
     assert not data_evidence.damaged(notes) and len([*data_evidence._lines(notes)]) == 2
     notes.write_bytes(notes.read_bytes().replace(b"data/a", b"data/e"))
     assert data_evidence.damaged(notes)
+
+
+def test_the_folders_themselves_are_no_files(tmp_path):
+    """Libraries make folders that are there; so do students: `data_root.mkdir(exist_ok=True)`."""
+    places = Places(tmp_path / "data", tmp_path / "runs")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "data")
+    for folder in (places.data_root, PROJECT, link):
+        assert places.name(str(folder)) == ""
+    assert places.name(f"{link}/a") == places.name(f"{places.data_root}/a") == "data/a"
 
 
 def test_what_has_the_same_stamp_is_the_same_file():

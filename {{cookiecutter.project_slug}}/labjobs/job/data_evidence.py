@@ -115,9 +115,9 @@ class Places:
         """The name of what a path elsewhere leads to, if it is data."""
         if path.startswith(f"{sys.base_prefix}/"):  # Python's own, read by the thousand
             return ""
-        real = os.path.realpath(path)
-        is_inside = any(f"{real}/".startswith(root) for root, _ in self._roots)
-        return self.name(real + "/" * path.endswith("/")) if is_inside else ""
+        real = os.path.realpath(path) + "/" * path.endswith("/")
+        is_inside = any(real.startswith(root) for root, _ in self._roots)
+        return self.name(real) if is_inside else ""
 
     def name_of_absent(self, path: str) -> str:
         """Return the name of a file or folder that is not there; empty if it could not be data, or

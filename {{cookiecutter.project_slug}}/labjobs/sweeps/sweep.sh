@@ -15,6 +15,7 @@ fi
 
 set -Euo pipefail                     # without -e, under which `wait`, ((n++)) and traps misbehave
 [[ -e /dev/fd/1 ]] || exec >/dev/null # closed, by `bash run.sh >&-`
+[[ -e /dev/fd/2 ]] || exec 2>/dev/null
 # Words and names of files mean the same in every locale, and sets have the same order in all jobs.
 export PYTHONUTF8="${PYTHONUTF8-1}" PYTHONHASHSEED="${PYTHONHASHSEED-0}"
 
