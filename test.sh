@@ -13,13 +13,13 @@ cd "$(dirname "$0")"
 
 counts=(
   --kills 50 --outage-seconds 30 --fresh-stores 20 --figures 400 --slurm-jobs 20
-  --schedules 20 --refactors 500 --store-changes 1000 --quiet-jobs 100 --pairs 30 --host-jobs 40 --demo-epochs 0
+  --schedules 20 --refactors 500 --store-changes 1000 --pairs 30 --host-jobs 40 --demo-epochs 0
 )
 case ${1-} in
   --all) chosen=(-m "not gpu" "${counts[@]}") trackers=yes && shift ;;
-  --rest) chosen=(-m "(full or root) and not (gpu or alike)") trackers=yes && shift ;;
+  --rest) chosen=(-m "(full or root) and not (gpu or long)") trackers=yes && shift ;;
   --gpu) chosen=(-m gpu) && shift ;;
-  *) chosen=(-m "not (full or alike or root or gpu)") ;;
+  *) chosen=(-m "not (full or long or root or gpu)") ;;
 esac
 
 if [[ ! -x .venv/bin/uv ]]; then

@@ -47,8 +47,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--refactors", type=int, default=12, help=text)
     text = "random changes of a store that are undone (1000 at full counts)"
     parser.addoption("--store-changes", type=int, default=40, help=text)
-    text = "random jobs of which an audit says nothing (100 at full counts)"
-    parser.addoption("--quiet-jobs", type=int, default=5, help=text)
     parser.addoption("--pairs", type=int, default=3, help="pairs of codes to bisect (30)")
     parser.addoption("--schedules", type=int, default=6, help="orders in which a GPU works (20)")
     parser.addoption("--slurm-jobs", type=int, default=4, help="jobs that train under Slurm")

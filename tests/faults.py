@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,15 +49,15 @@ OFTEN = ("--checkpoint-minutes", "0.0001")
 """The flags of a job that makes a checkpoint after each step."""
 
 
-def some(values: Iterable[Any], *first: Any, later: Sequence[Any] = ()) -> list[Any]:
-    """Return values as parameters of a test: the first ones are for `bash test.sh`, later ones for
-    .ci/run, and the others for --all alone."""
+def some(values: Iterable[Any], *first: Any) -> list[Any]:
+    """Return values as parameters of a test: the first for `bash test.sh`, the others for .ci/run
+    alone."""
+    return [v if v in first else pytest.param(v, marks=pytest.mark.full) for v in values]
 
-    def marked(value: Any) -> Any:
-        mark = pytest.mark.full if value in later else pytest.mark.alike
-        return value if value in first else pytest.param(value, marks=mark)
 
-    return [*map(marked, values)]
+def chosen(values: Iterable[Any], *first: Any) -> list[Any]:
+    """Return values as parameters of a test: the first for .ci/run, the others for --all alone."""
+    return [v if v in first else pytest.param(v, marks=pytest.mark.long) for v in values]
 
 
 class Project:

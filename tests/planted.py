@@ -46,13 +46,7 @@ STEP = "            ema.update()\n"
 LOG = "                job.log(measured, lr=lr)  # stays on the device and is written later\n"
 OPTIMIZER = "    optimizer = optimizers.make(model, settings)\n"
 NONE = '    """Change nothing."""\n    return batch\n'
-EVALUATED = "        _, measured = forward(model, batch, job.settings)\n"
 RESULT = '    return {f"{split}_{name}": value for name, value in means.read().items()}\n'
-EPOCH = "        job.log_epoch(metrics)\n"
-PLATEAU = """        if metrics["val_loss"] > 0.5 * least:
-            factor *= 0.5
-        least = min(least, metrics["val_loss"])
-"""
 POSITION = 'position(self) -> dict[str, int]:\n        """Return the position'
 LAYERS = "        self.layers = nn.Sequential(\n            nn.Flatten(),"
 FIRST = "        logits: Tensor = self.layers(images)\n        return logits\n\n\ndef block("
@@ -102,10 +96,6 @@ MISTAKES = {
         *(STATE, RUN, "ema = EMA("),
         flags=("--ema", "0.9"),
     ),
-    "optimizer not in job.resume": Mistake(
-        ((RUN, "optimizer=optimizer, scaler", "scaler"),),
-        *(RESUME, RUN, "optimizer = optimizers.make("),
-    ),
     "number carried from step to step": Mistake(
         (
             (RUN, OPTIMIZER, OPTIMIZER + "    weight = 1.0\n"),
@@ -114,11 +104,6 @@ MISTAKES = {
         ),
         *(RESUME, RUN, "weight = 1.0"),
         cure="weight changes while training and is not restored; keep it in an object with state",
-    ),
-    "own random numbers in the augmentation": Mistake(
-        augmented("return images + DRAWN.randrange(99), labels", "DRAWN = random.Random(0)\n\n\n"),
-        *(RESUME, DATA, "DRAWN = random.Random(0)"),
-        cure="DRAWN is not restored; draw from torch's own random numbers",
     ),
     "clock in the augmentation": Mistake(
         augmented("return images + time.time_ns() // 1000 % 9, labels"),
@@ -141,10 +126,6 @@ MISTAKES = {
         ((MODELS, FIRST, FIRST.replace("images)", "nn.functional.dropout(images, 0.5))")),),
         *(EVALUATION, RUN, "_, measured = forward("),
     ),
-    "evaluation draws random numbers": Mistake(
-        ((RUN, EVALUATED, f"{EVALUATED}        chosen = torch.randperm(9)\n"),),
-        *(EVALUATION, RUN, "chosen = torch.randperm(9)"),
-    ),
     "evaluation draws random numbers after its loop": Mistake(
         ((RUN, RESULT, f"    chosen = torch.randperm(9)\n{RESULT}"),),
         *(EVALUATION, RUN, "chosen = torch.randperm(9)"),
@@ -153,14 +134,6 @@ MISTAKES = {
         ((RUN, RESULT, f"    list(model.parameters())[0].data.mul_(1.1)\n{RESULT}"),),
         *(EVALUATION, RUN, "@torch.no_grad()"),
     ),
-    "schedule in variables": Mistake(
-        (
-            (RUN, OPTIMIZER, f"{OPTIMIZER}    factor, least = 1.0, 1e9\n"),
-            (RUN, "scaler.scale(loss).backward", "scaler.scale(loss * factor).backward"),
-            (RUN, EPOCH, f"{PLATEAU}{EPOCH}"),
-        ),
-        *(RESUME, RUN, "factor, least = 1.0, 1e9"),
-    ),
     "stream without a state": Mistake(
         (
             (DATA, 'state_dict(self) -> dict[str, int]:\n        """Return the position', POSITION),
@@ -168,15 +141,11 @@ MISTAKES = {
         ),
         *(RESUME, RUN, "job.resume("),
         example="graphs",
-        cure="without one, on something else than its set_epoch() is given",
+        cure="if it has none, is something other than the epoch that set_epoch() gets",
     ),
     "unused layer": Mistake(
         ((MODELS, LAYERS, f"        self.unused = nn.Linear(3, 3)\n{LAYERS}"),),
         *(GRADIENTS, MODELS, "self.unused = "),
-    ),
-    "layer without an optimizer": Mistake(
-        ((RUN, OPTIMIZER, OPTIMIZER.replace("(model,", "(model.network.layers[2:],")),),
-        *(GRADIENTS, MODELS, "self.layers = nn.Sequential("),
     ),
     "column minus row": Mistake(
         ((RUN, "errors = predicted - targets", "errors = predicted[:, None] - targets"),),

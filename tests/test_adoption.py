@@ -6,7 +6,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from faults import Project, ended, job_of, one_line, same, succeeded, wait_until
+from faults import Project, ended, job_of, same, succeeded, wait_until
 from repository import REPOSITORY
 
 pytestmark = pytest.mark.full
@@ -59,18 +59,6 @@ def adopted(root: Path, package: Path, script: str, **files: str) -> Project:
     return project
 
 
-@pytest.mark.alike
-def test_the_first_step_makes_it_a_job_that_runs_once(package, tmp_path):
-    adopter = adopted(tmp_path / "digits", package, patched(PLAIN, FIRST))
-    words = ("python", "train.py", "--epochs", "1")
-    first, again = (succeeded(adopter.do(*words)).stdout for _ in range(2))
-    assert re.search(
-        r"^job (\w+) finished: python jobs.py show \1 prints its test results", first, re.MULTILINE
-    )
-    assert re.fullmatch(r"job (\w+) already finished: python jobs.py show \1 prints .*\n", again)
-    one_line(adopter.do(*words, "--lr", "fast"), 2)
-
-
 def test_the_second_step_continues_after_a_kill(package, tmp_path):
     script = patched(patched(PLAIN, FIRST), SECOND)
     adopter, undisturbed = (adopted(tmp_path / name, package, script) for name in ("one", "other"))
@@ -87,7 +75,6 @@ def test_the_second_step_continues_after_a_kill(package, tmp_path):
     assert curves == undisturbed.journalled(job)["val_accuracy"] and len(curves) == 20
 
 
-@pytest.mark.alike
 def test_the_third_step_runs_a_grid(package, tmp_path):
     script = patched(patched(PLAIN, FIRST), SECOND)
     more = {"run.sh": RUN.replace("epochs 3", "epochs 1"), "jobs.py": JOBS}

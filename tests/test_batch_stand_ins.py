@@ -8,7 +8,7 @@ from faults import Project, assert_as_undisturbed, silent, wait_until
 from slurms import HELD, listed
 from sweeps import write_grid
 
-pytestmark = pytest.mark.alike  # tests/test_gridengine.py has a real system
+pytestmark = pytest.mark.long
 
 JOB = "--device cpu --epochs 4 --batch-size 256 --checkpoint-minutes 1 --seed"
 

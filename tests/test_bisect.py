@@ -58,7 +58,7 @@ def attempt(project: Project, code: str) -> str:
     return f"{made.parent.name}/{made.name}"
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_the_guilty_definitions_are_found(light, pytestconfig):
     """One, two or three of ten change the curve."""
     old, runs, began = attempt(light, toy({})), list[int](), time.monotonic()

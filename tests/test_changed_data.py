@@ -87,7 +87,7 @@ def test_files_that_come_or_go_are_noticed(project):
     assert "(data/cat, data/cat/0.png changed)" in one_line(project.run(*BY_WORKERS), 5)
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_names_that_are_no_text(fresh):
     odd = os.fsencode(fresh.root) + b"/data/cat/caf\xe9.png"
     os.rename(fresh.root / "data/cat/7.png", odd)
@@ -109,7 +109,7 @@ def test_copies_elsewhere_are_the_same_data_and_what_is_away_is_not_checked(proj
     assert remark in done.stdout and done.returncode == 0
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_one_that_was_stopped_is_continued_with_other_data_only_on_request(fresh):
     flags = (*FLAGS[:-3], "--epochs", "300", "--quiet")
     fresh.killed(*flags)
@@ -142,7 +142,7 @@ assert PIPE.read_text() == "words"
 """
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_processes_that_are_not_forked_note_what_they_read_as_well(made, fresh):
     with (fresh.root / "data.py").open("a") as file:
         file.write(SPAWNED)

@@ -31,7 +31,7 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_a_job_that_trains(
     project: Project, podman: Podman, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -106,7 +106,6 @@ def test_how_jobs_end(project: Project, podman: Podman, cluster: Cluster, tmp_pa
     assert re.search(said, printed.read_text())
 
 
-@pytest.mark.alike
 def test_the_check_of_a_cluster(fresh: Project, podman: Podman, cluster: Cluster) -> None:
     """It looks from within: the image's Python, and what is there for it."""
     fresh.env |= cluster.env | podman.env

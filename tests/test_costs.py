@@ -140,7 +140,7 @@ def test_a_forecast_knows_no_more_than_what_has_run(lab):
     assert unlike == f"1 of 3 jobs: no comparable job has run; {like}"
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_which_settings_matter_is_learnt(lab):
     """How long another batch size takes is a range; of numbers the nearest one stands in."""
     ran(lab, "--epochs 2", "--epochs 2 --lr 0.2", "--epochs 1 --layers 3", "--epochs 1")
@@ -228,7 +228,7 @@ def test_without_a_forecast_jobs_stop_before_a_budget_is_exceeded(lab):
     assert "run.sh: --budget 0.002: 3 jobs to run: " in done.stderr
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_with_a_budget_the_longest_jobs_come_first_if_that_ends_sooner(lab):
     ran(lab, "--seed 9")
     jobs = [f"--epochs {epochs}" for epochs in (2, 3, 4, 9)]

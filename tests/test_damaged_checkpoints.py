@@ -87,7 +87,7 @@ def test_starts_over_without_a_whole_checkpoint(project, reference, again, tmp_p
     assert_as_undisturbed(again, reference, project, reference)
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_a_loop_that_keeps_the_best_weights_in_every_step_makes_checkpoints_all_the_same(fresh):
     """As full-batch training does: best.pt is always being written."""
     whole = ("--batch-size", "2000", "--monitor", "none", "--model", "convnet", "--epochs", "200")

@@ -54,7 +54,7 @@ def test_twelve_jobs_are_finished(demo):
     assert models == [("convnet", 3), ("convnet", 3), ("mlp", 3), ("mlp", 3)]
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_they_are_good(demo, pytestconfig):
     """If they train as long as the demo's do."""
     if pytestconfig.getoption("--demo-epochs"):

@@ -64,7 +64,7 @@ class Network:
         return [best, curves_in(attempt), curves(project.ask(POINTS, str(attempt)))]
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_no_curve_is_of_two_codes(make, tmp_path, pytestconfig):
     chance, hit = random.Random(0), Counter[str]()
     reference = Project(make())

@@ -5,7 +5,7 @@ All of them change a student's own files, never the engine.
 
 import pytest
 from edits import EDITS, SHORT
-from faults import assert_as_undisturbed, some, succeeded
+from faults import assert_as_undisturbed, chosen, succeeded
 
 pytestmark = pytest.mark.full
 
@@ -18,7 +18,7 @@ def edited(of_example, tmp_path, request):
     return edit, project
 
 
-@pytest.mark.parametrize("edited", some(EDITS, "own data by default"), indirect=True)
+@pytest.mark.parametrize("edited", chosen(EDITS, "own data by default"), indirect=True)
 def test_it_trains_is_killed_and_goes_on_and_is_drawn(edited, tmp_path):
     edit, whole = edited
     parts = whole.copy(tmp_path / "parts")

@@ -118,7 +118,7 @@ FIRST = ("plain", "regression")
 TRAINED = [name for name in EXAMPLES if name not in HAVE_NO_NETWORK]
 
 
-@pytest.fixture(scope="module", params=some(EXAMPLES, *FIRST, later=[*EXAMPLES]))
+@pytest.fixture(scope="module", params=some(EXAMPLES, *FIRST))
 def name(request):
     return str(request.param)
 
@@ -159,13 +159,14 @@ def one_folder(tmp_path_factory):
     return tmp_path_factory.mktemp("types") / "project"
 
 
-@pytest.mark.parametrize("example", some(EXAMPLES, later=["plain", "language"]))
+@pytest.mark.full
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_types(of_example, example, one_folder):
     shutil.rmtree(one_folder, ignore_errors=True)
     check("mypy", Path(shutil.copytree(of_example(example).root, one_folder)))
 
 
-@pytest.mark.parametrize("name", some(TRAINED, *FIRST, later=TRAINED), indirect=True)
+@pytest.mark.parametrize("name", some(TRAINED, *FIRST), indirect=True)
 def test_a_job_learns(project, name):
     job, metric = project.finish(*EXAMPLES[name].short.split()), EXAMPLES[name].metric
     curves = project.stored(job)

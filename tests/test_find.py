@@ -103,7 +103,7 @@ def test_wrong_words_are_refused_before_anything_starts(changed):
     assert {*(changed.root / "runs").glob("[!.]*")} == before
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_a_batch_that_does_not_fit_ends_the_search(changed):
     words = ("find", "batch-size", "--smallest", "32", "--json", "--", "--note", "small")
     words += ("--epochs", "7")
@@ -120,7 +120,7 @@ def test_a_batch_that_does_not_fit_ends_the_search(changed):
     assert started(do(changed, *words, "--threads", "1")) == 2  # which was not measured
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_each_number_of_workers_is_a_job(changed):
     done = do(changed, "find", "workers", "--largest", "1", "--json", "--", "--loader", "workers")
     answer = printed(done)
@@ -128,7 +128,7 @@ def test_each_number_of_workers_is_a_job(changed):
     assert started(done) == 2 and len({*answer["jobs"]}) == 2
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_an_interrupted_search_goes_on_where_it_was(changed):
     words = ("jobs.py", "find", "noise-scale", "--steps", "400", "--json")
     flags = ("--", "--note", "noise", "--batch-size", "128")

@@ -74,7 +74,6 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.alike
 @pytest.mark.parametrize("model", ["bert-tiny", "distilbert-tiny", "decoder"])
 def test_padding_does_not_count(project, model):
     shape, *alone, without_mask = project.printed(COLLATED, model)

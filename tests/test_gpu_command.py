@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from faults import one_line, silent
+from faults import silent
 from gpus import Machine, needs_stand_in
 
 NVIDIA_SMI = """#!/bin/sh
@@ -57,16 +57,6 @@ def test_what_is_wrong_with_a_gpu_is_a_line(lab, tmp_path):
     (wrong,) = [line["found"] for line in lines.values() if not line["works"]]
     assert wrong == "GPU-0 is in use by another process (4096 MiB, busy 99% of the time)"
     assert lines["formats"]["found"].startswith("fp32 and fp16; bf16 is emulated")
-
-
-@pytest.mark.alike
-@needs_stand_in
-def test_a_check_begins_with_the_gpu(lab):
-    done = lab.run("--check", "--device", "cuda:7")
-    assert done.stdout.startswith("ok   driver: 580.65.06, ")
-    assert "ok   CUDA graphs: work\n" in done.stdout and one_line(done, 2) == (
-        "run.py: --device cuda:7: torch sees no such device; try --device auto"
-    )
 
 
 @pytest.mark.parametrize(("shown", "why"), [("", " (CUDA_VISIBLE_DEVICES is '')"), (None, "")])

@@ -16,7 +16,7 @@ SHORT = ("--steps", "40", "--eval-every", "20", "--layers", "2", "--quiet")
 # The stream
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_killed_it_goes_on_with_the_next_graph(project, tmp_path):
     """Killed without and with processes that read."""
     flags = ("--steps", "200", "--eval-every", "40", "--layers", "2", "--quiet")
@@ -79,7 +79,7 @@ def files(project):
 FILES = ("--dataset", "graph-files", "--batch-size", "8")
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_graphs_in_files_are_read_by_several_processes_and_are_the_job_s_data(files, tmp_path):
     project = files.copy(tmp_path / "copy")
     done = succeeded(project.run(*FILES, *SHORT, "--workers", "2"))

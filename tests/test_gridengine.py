@@ -39,7 +39,7 @@ def lab(project, cluster, tmp_path):
     return lab
 
 
-@pytest.mark.alike  # waits for real time limits; test_slurm.py trains
+@pytest.mark.long
 def test_jobs_that_train(
     project: Project, cluster: GridEngine, pytestconfig: pytest.Config, tmp_path: Path
 ) -> None:
@@ -86,7 +86,7 @@ def test_jobs_that_train(
     assert [status for _, status in there.runs(failed)] == ["FAILED"]
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_more_jobs_than_an_array_holds(lab: Lab, cluster: GridEngine) -> None:
     """They run one at a time, if so asked, each on a free GPU, which Grid Engine does not give."""
     lab.write_grid(*map(light(), range(10)))

@@ -13,7 +13,7 @@ from statistics import fmean
 
 import pytest
 from bits import plain
-from faults import curves_in, one_line, some, succeeded, wait_until
+from faults import chosen, curves_in, one_line, succeeded, wait_until
 from labjobs.errors import SettingsError
 from labjobs.sweeps import search
 from slurms import slurm
@@ -49,7 +49,7 @@ def listed(project):
     return {row["id"]: (row["state"], row["about"]) for row in json.loads(done.stdout)}
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_states_counts_and_what_runs_when_the_line_is_taken_away(counting, tmp_path):
     project = counting.copy(tmp_path / "my_project")
     jobs = [f"{SEARCH.format(3, 2, seed)} {BATCH}" for seed in (0, 1)]
@@ -75,7 +75,7 @@ def test_states_counts_and_what_runs_when_the_line_is_taken_away(counting, tmp_p
     assert trained_twice(project, killed=set()) == 0
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_a_failed_job_blocks_its_rung_and_is_named(counting, tmp_path):
     project = counting.copy(tmp_path / "my_project")
     raising = 'job._folder.settings.note == "no" and 1 / 0; '
@@ -196,7 +196,7 @@ def kill_some(project, chance, most):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("slots", some([1, 2, 4], 4))
+@pytest.mark.parametrize("slots", chosen([1, 2, 4], 4))
 def test_kills_change_no_promotion_and_no_bit(whole, counting, tmp_path, slots, pytestconfig):
     """Takes minutes: 13 or more trainings that are killed again and again."""
     reference, count = whole
@@ -218,7 +218,7 @@ def test_kills_change_no_promotion_and_no_bit(whole, counting, tmp_path, slots, 
     print(f"{slots} places, {count} jobs, killed {dict(hits)}; {again} steps again after kills")
 
 
-@pytest.mark.alike
+@pytest.mark.long
 @pytest.mark.root
 def test_kills_on_a_cluster_change_neither(whole, counting, tmp_path, pytestconfig):
     """Each command submits who trains on; tasks are killed now and then."""

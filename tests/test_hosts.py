@@ -17,7 +17,6 @@ from faults import (
     ended,
     kill,
     silent,
-    some,
     succeeded,
     wait_until,
 )
@@ -91,7 +90,7 @@ def test_hosts_that_fail(here: Project, tmp_path: Path, count: int) -> None:
         assert_as_undisturbed(here, job, alone, job)
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_a_shared_disk(here: Project, tmp_path: Path) -> None:
     """Nothing is copied, and each GPU has one job. Ctrl-C ends what runs on all hosts; the same
     command goes on."""
@@ -125,7 +124,7 @@ def test_a_shared_disk(here: Project, tmp_path: Path) -> None:
         assert_as_undisturbed(here, job, alone, job)
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_jobs_that_wait_for_others(here: Project, tmp_path: Path) -> None:
     """Jobs that begin with another one's weights, in a row, and jobs of which halving stops some:
     what runs and what comes out is as on one machine."""
@@ -189,7 +188,8 @@ def test_what_a_host_lacks(here: Project, tmp_path: Path) -> None:
         assert line.startswith("gpu1: ssh: connect to host ")
 
 
-@pytest.mark.parametrize("seed", some(range(20)))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20))
 def test_random_kills(here: Project, tmp_path: Path, seed: int) -> None:
     """A host, a network, a job, a connection or run.sh itself ends at a random instant; the same
     command does the rest."""

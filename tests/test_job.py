@@ -189,7 +189,7 @@ def test_a_module_that_hides_another_is_named(fresh, file, said):
         assert one_line(ended(fresh.command(sys.executable, script)), 1).startswith(said)
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_python_that_looks_in_no_folder_of_a_script(project, tmp_path):
     """By PYTHONSAFEPATH, with an installed engine."""
     (tmp_path / "labjobs").symlink_to(project.root / "labjobs")
@@ -293,7 +293,7 @@ def test_with_the_store_away_results_are_safe_and_uploaded_later(fresh):
     assert best.stat().st_mtime_ns == written  # nothing was trained again
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_a_run_deleted_while_its_job_trains_is_made_again(fresh):
     job = fresh.start("--epochs", "200", "--batch-size", "32", "--quiet")
     wait_until(lambda: bool(fresh.ask("SELECT 1 FROM metrics WHERE key = 'val_loss'")))
@@ -318,7 +318,7 @@ def test_a_sqlite_store_may_be_anywhere(project, tmp_path):
     assert f"{job}  finished" in listed.stdout and (fresh.root / "a b.db").exists()
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_mlflows_variables_do_not_change_what_is_stored(fresh):
     variables = {
         **{"ENABLE_ASYNC_LOGGING": "true", "ASYNC_LOGGING_BUFFERING_SECONDS": "600"},
@@ -331,7 +331,7 @@ def test_mlflows_variables_do_not_change_what_is_stored(fresh):
     assert fresh.stored(job) == fresh.journalled(job)
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_warnings_of_mlflow_are_never_errors(fresh):
     """As they would be in a shell in which a test suite runs."""
     variables = {"PYTHONWARNINGS": "error::DeprecationWarning"}
@@ -339,7 +339,7 @@ def test_warnings_of_mlflow_are_never_errors(fresh):
     assert fresh.stored(job) == fresh.journalled(job)
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_a_read_only_project_reaches_its_server(fresh, tmp_path):
     """The lock that jobs hold while they prepare a store is in the folder of runs then."""
     runs = tmp_path / "runs"

@@ -16,7 +16,7 @@ def trained(project: Project, *flags: str, **env: str) -> str:
     return done.stdout.split()[1]  # torch's compiler says things on stderr
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_its_own_tests_pass(project):
     """Triton's kernel in the interpreter, the C++ one on the CPU, both against plain torch."""
     succeeded(project.do("python", "-m", "pytest", "-q", "-n", "0", "tests/test_kernels.py"))
@@ -27,7 +27,7 @@ def states(project: Project) -> dict[str, str]:
     return {line.split()[0]: line for line in lines}
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_a_changed_kernel_makes_its_jobs_stale(fresh):
     with_kernel, without = trained(fresh), trained(fresh, "--model", "mlp")
     fresh.edit("kernels.cpp", "kept * kept", "kept * kept / 2")
@@ -43,7 +43,6 @@ def test_a_changed_kernel_makes_its_jobs_stale(fresh):
     assert "kernels_triton._forward" in states(fresh)[with_kernel]
 
 
-@pytest.mark.alike
 def test_without_a_compiler_one_line_says_what_to_do(fresh, tmp_path):
     shutil.rmtree(fresh.root / ".cache", ignore_errors=True)
     (tmp_path / "bin").mkdir()
@@ -56,19 +55,3 @@ def test_without_a_compiler_one_line_says_what_to_do(fresh, tmp_path):
     assert line.endswith(" such as g++, and ninja; KERNELS=plain works without them)")
     assert trained(fresh, PATH=path, KERNELS="plain")
     assert not [*(fresh.root / ".cache" / "kernels").iterdir()]
-
-
-@pytest.mark.alike
-def test_a_mistake_in_a_kernel_is_one_line_with_its_place(fresh):
-    fresh.edit("kernels.cpp", "kept * kept)", "kept * kelp)")
-    line = one_line(fresh.run(*SHORT), 2)
-    assert "kernels.cpp:" in line and "kelp" in line
-
-
-@pytest.mark.alike
-def test_kernels_and_plain_torch_train_alike(project, fresh):
-    job = trained(project)
-    assert trained(fresh, KERNELS="plain") == job  # it is no setting
-    for name, points in project.stored(job).items():
-        values, plain = ([v for _, v in each] for each in (points, fresh.stored(job)[name]))
-        assert values == pytest.approx(plain, rel=1e-3), name

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults import Project, courier_of, ended, kill, same, some
+from faults import Project, chosen, courier_of, ended, kill, same
 
 pytestmark = pytest.mark.full
 
@@ -57,7 +57,7 @@ class Left:
 
 @pytest.fixture(
     scope="module",
-    params=some(CASES, "one-step intervals"),
+    params=chosen(CASES, "one-step intervals"),
 )
 def left_alone(request, project, tmp_path_factory):
     flags, seconds = CASES[request.param]

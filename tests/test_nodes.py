@@ -5,11 +5,10 @@ import subprocess
 
 import numpy as np
 import pytest
-from faults import Project, ended, some, succeeded, wait_until
+from faults import Project, ended, succeeded, wait_until
 from machines import machines
 from repository import REPOSITORY
 from slurms import Cluster, slurm
-from sweeps import write_grid
 from test_several import ALIKE, DRAWING, differences, in_64_bits, said
 
 pytestmark = [pytest.mark.full, pytest.mark.root]
@@ -48,15 +47,14 @@ def run(
     return project.do(*words, **cluster.env)
 
 
-@pytest.mark.parametrize("more", some([(), ("--shard",)], ()))
-def test_the_losses_are_those_of_one_process(exact, cluster, more, tmp_path):
+def test_the_losses_are_those_of_one_process(exact, cluster, tmp_path):
     """Begun by four processes on two machines, and continued by two."""
     alone = exact.copy(tmp_path / "alone")
     job = alone.finish(*ALIKE)
     apart = exact.copy(tmp_path / "apart")
-    done = run(apart, cluster, FOUR, *ALIKE, *more, "--pause-after", "6")
+    done = run(apart, cluster, FOUR, *ALIKE, "--pause-after", "6")
     assert done.returncode == 0 and "paused: after" in said(done)[-1], done
-    succeeded(run(apart, cluster, TWO, *ALIKE, *more))
+    succeeded(run(apart, cluster, TWO, *ALIKE))
     assert differences(alone.journalled(job), apart.journalled(job)) < 1e-6
     kept, outputs = alone.outputs(job), apart.outputs(job)
     assert kept.keys() == outputs.keys()
@@ -65,7 +63,7 @@ def test_the_losses_are_those_of_one_process(exact, cluster, more, tmp_path):
         assert np.allclose(kept[name], outputs[name], rtol=0, atol=0 if exact else 1e-6)
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_the_script_of_the_docs_goes_back_into_the_queue(fresh, cluster, tmp_path):
     """Slurm's warning makes it write a checkpoint; after a requeue it finishes."""
     (text,) = re.findall(r"#!/bin/bash.*?(?=```)", DOCUMENTED.read_text(), re.DOTALL)
@@ -101,20 +99,3 @@ def test_what_goes_wrong_is_said_once(project, cluster, private):
     (line,) = said(run(project, cluster, TWO, "--runs-root", str(private / "runs")))
     assert "failed: process 1 has ended (there is no" in line
     assert "on two; all machines need the same folders" in line
-
-
-@pytest.mark.alike
-def test_only_several_tasks_of_one_srun_are_one_job(fresh, cluster, tmp_path):
-    """A script of sbatch with two tasks, or an srun with one, is one process."""
-    script, python = tmp_path / "job.sh", fresh.env["PYTHON"]
-    script.write_text(f"#!/bin/sh\n{python} run.py --epochs 1 --note sbatch\n")
-    words = ("sbatch", "--wait", *TWO, "--output=/dev/null", str(script))
-    assert ended(fresh.command(*words, **cluster.env)).returncode == 0
-    succeeded(run(fresh, cluster, ("--ntasks", "1"), "--epochs", "1", "--note", "srun"))
-    write_grid(fresh.root, *(f"--epochs 1 --seed {seed}" for seed in range(4)))
-    succeeded(ended(fresh.command("srun", *TWO, "bash", "run.sh", **cluster.env)))
-    found = [folder.name for folder in (fresh.root / "runs").iterdir() if len(folder.name) == 12]
-    assert len(found) == 6
-    assert all([status for _, status in fresh.runs(job)] == ["FINISHED"] for job in found)
-    journals = [fresh.folder(job) / "metrics.jsonl" for job in found]
-    assert not any('"processes"' in journal.read_text() for journal in journals)

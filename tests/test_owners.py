@@ -33,7 +33,6 @@ def begun(project: Project, job: subprocess.Popen[str]) -> str:
     return job_id
 
 
-@pytest.mark.alike
 def test_a_second_process_is_told_who_has_the_job(project, jobs, tmp_path):
     """In the same folder by its lock, which dies with its owner; in another one by the store."""
     other = project.copy(tmp_path / "other")

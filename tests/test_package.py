@@ -37,38 +37,6 @@ def installed(make, tmp_path_factory):
     return project
 
 
-READER = """
-import subprocess, sys
-
-START = "import site; site.addsitedir({site!r}); "
-
-
-def scale():
-    read = START + "print(open({file!r}).read())"
-    done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=True)
-    return float(done.stdout)
-
-"""
-
-
-@pytest.mark.alike
-def test_what_other_programs_of_a_job_read_is_data_of_the_job(copy):
-    """Of an environment, Python executes the package's .pth by itself; here it is asked to."""
-    words = copy.root / "data" / "scale.txt"
-    words.parent.mkdir()
-    words.write_text("1.0")
-    site = copy.env["PYTHONPATH"]
-    data = (copy.root / "data.py").read_text()
-    code = READER.replace("{site!r}", repr(site)).replace("{file!r}", repr(str(words)))
-    (copy.root / "data.py").write_text(data + code)
-    copy.edit("run.py", "    splits = data.load(", "    data.scale()\n    splits = data.load(")
-    job = ("--epochs", "1", "--quiet", "--seed", "7")
-    succeeded(copy.run(*job))
-    assert "already finished" in copy.run(*job).stdout
-    words.write_text("2.0")
-    assert "(data/scale.txt changed)" in one_line(copy.run(*job), 5)
-
-
 def test_other_programs_of_a_job_start_in_any_environment(make, tmp_path):
     """The path file that adds the packages comes after the package's own, or there is none."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
@@ -147,7 +115,7 @@ def test_a_sweep_a_figure_and_a_repeated_job_with_an_installed_engine(installed)
     assert len([name for name in copies if name.startswith("labjobs-")]) == 1
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_an_upgrade_changes_no_job_that_waits(copy):
     """The installed engine is removed while the first job of a sweep trains."""
     hook = "    for _ in job.epochs():"
@@ -166,11 +134,6 @@ def other_version(project):
     file.write_text(file.read_text().replace('__version__ = "', '__version__ = "0.'))
 
 
-def edited_wheel(project):
-    with zipfile.ZipFile(wheel_of(project.root), "a") as packed:
-        packed.writestr("labjobs/other.py", "EDITED = 1")
-
-
 def two_wheels(project):
     wheel = wheel_of(project.root)
     shutil.copy(wheel, wheel.with_name("labjobs-0.9.0-py3-none-any.whl"))
@@ -184,14 +147,7 @@ def folder_too(project):
     ("change", "said"),
     [
         (other_version, "is used, which is not vendor/labjobs-"),
-        pytest.param(
-            edited_wheel,
-            "if it fails, restore the wheel from version control",
-            marks=pytest.mark.alike,
-        ),
-        pytest.param(
-            two_wheels, "restore the one that pyproject.toml names", marks=pytest.mark.alike
-        ),
+        (two_wheels, "restore the one that pyproject.toml names"),
         (folder_too, "labjobs/ in the project is used, not vendor/labjobs-"),
     ],
 )

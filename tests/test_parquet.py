@@ -76,7 +76,7 @@ def test_a_killed_and_continued_job_s_table_is_its_journal(project):
     assert status(project, job) == ["FINISHED"]
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_while_the_folder_is_away_a_job_trains_and_sync_writes_it_later(project):
     tables = Path(project.env["PARQUET_FOLDER"])
     job, process = started(project, *LONG, "--note", "away")
@@ -113,7 +113,7 @@ def test_what_a_job_is_stands_beside_what_it_measured(project):
     assert [time.timestamp() * 1000 for time in times] == pytest.approx(wanted)
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_a_job_that_ran_before_the_folder_was_named_is_not_over(project):
     flags = (*SHORT, "--note", "later")
     job = job_of(project.run(*flags, PARQUET_FOLDER=""))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from faults import Project, assert_as_undisturbed, some, wait_until
+from faults import Project, assert_as_undisturbed, wait_until
 from slurms import CPUS, PAUSE, Cluster, arrays, listed, slurm
 from sweeps import write_grid
 
@@ -65,7 +65,8 @@ MINUTE = 60
 """Seconds to which Slurm plans the queue."""
 
 
-@pytest.mark.parametrize("seed", some(range(4)))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4))
 def test_pieces_start_sooner(project: Project, tmp_path: Path, seed: int) -> None:
     """Or at the same time, if there is no gap. They are trained like the whole job, and no step
     twice. Takes as long as the queue, half an hour."""

@@ -39,7 +39,6 @@ def folder(project):
     return folder
 
 
-@pytest.mark.alike
 def test_of_a_starved_job_the_loader_is_to_be_changed_first(folder):
     report = (folder / "profile.txt").read_text()
     (advice,) = re.findall(r"^  1\. +(\d+)%  the loop waits for data: (.*)$", report, re.MULTILINE)

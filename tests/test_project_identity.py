@@ -48,7 +48,7 @@ def test_another_project_of_the_same_name_is_refused_and_renamed_it_runs(project
     assert sorted(project.ask(NAMES)) == [("alpha",), ("gamma",)]
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_a_deleted_experiment_is_named_with_the_ways_out(project):
     ran(project)
     project.write("UPDATE experiments SET lifecycle_stage = 'deleted' WHERE name = 'alpha'")
@@ -121,7 +121,7 @@ def test_the_id_that_the_first_job_writes_is_no_change_of_the_code(project):
     assert "commit " in said and "with changes" not in said
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_git_may_take_the_id_away(project):
     """By an older commit, or `stash -u`; another folder of the same repository has no runs/."""
     git = committed(project)
@@ -145,7 +145,7 @@ def test_git_may_take_the_id_away(project):
     assert not (older.root / ".project-id").exists() and not (older.root / "runs").exists()
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_a_lost_id_is_found_again_in_the_project_s_own_store(project):
     ran(project)
     known = (project.root / ".project-id").read_text().strip()

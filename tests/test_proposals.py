@@ -71,26 +71,12 @@ def test_generations_follow_from_results_and_are_written_down(swept, fresh):
 DIVERGING = "--optimizer sgd --schedule constant --batch-size 512 --device cpu"
 
 
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        pytest.param(
-            [f"job --lr 1e30 --epochs 1 {DIVERGING}", "confirm 2"],
-            "confirm: no job before it has a result, since all have diverged",
-            marks=pytest.mark.alike,
-        ),
-        pytest.param(
-            [f"breed lost 2 x 2 x 1e --lr 'log 1e29 1e30' -- {DIVERGING}"],
-            "breed lost: all 2 members of generation 1 have diverged; lower a range, under another "
-            "name",
-            marks=pytest.mark.alike,
-        ),
-    ],
-)
-def test_if_all_jobs_have_diverged_nothing_waits_for_them(fresh, lines, said):
-    write_lines(fresh.root, *lines)
+@pytest.mark.full
+def test_if_all_jobs_have_diverged_nothing_waits_for_them(fresh):
+    write_lines(fresh.root, f"job --lr 1e30 --epochs 1 {DIVERGING}", "confirm 2")
     done = fresh.do("bash", "run.sh")
-    assert done.returncode != 0 and done.stderr.splitlines()[-1] == f"run.sh: {said}"
+    said = "run.sh: confirm: no job before it has a result, since all have diverged"
+    assert done.returncode != 0 and done.stderr.splitlines()[-1] == said
     assert "waits" not in done.stdout
 
 
@@ -109,7 +95,7 @@ def results(project):
     return found
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_a_family_is_the_same_after_a_kill_from_the_journals_and_in_a_clone(project, tmp_path):
     """Three generations, killed in the second one; 24 small jobs in all."""
     first = project.copy(tmp_path / "first")

@@ -13,9 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import servers
-import sqlalchemy
-from faults import POINTS, Project, curves, job_of, one_line, same, succeeded
+from faults import Project, job_of, one_line, same, succeeded
 from labjobs.files import read_record, write_record
 
 SHORT = ("--epochs", "2", "--batch-size", "256", "--quiet")
@@ -45,7 +43,7 @@ def adopt(project: Project, source: Path, *flags: str):
     return project.do("python", "jobs.py", "adopt", str(source), *flags)
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_definitions_that_were_added_while_a_job_ran_are_published(project, published, tmp_path):
     """As Python 3.12 finds them: their names stand behind the digest of the code."""
     own = project.clone(tmp_path / "project")
@@ -58,7 +56,7 @@ def test_definitions_that_were_added_while_a_job_ran_are_published(project, publ
     assert (tmp_path / f"sent/runs/.code/{about['code']}.json").is_file()
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_adopted_jobs_are_finished_with_the_same_bits(project, fresh, published, tmp_path):
     archive = shutil.make_archive(str(tmp_path / "sent"), "gztar", published.parent, "results")
     said = succeeded(adopt(fresh, Path(archive))).stdout
@@ -74,26 +72,6 @@ def test_adopted_jobs_are_finished_with_the_same_bits(project, fresh, published,
         "adopted 0 jobs; 2 already here\n"
     )
     succeeded(fresh.do("python", "plot.py", "--format", "png"))
-
-
-@pytest.mark.alike
-def test_jobs_are_adopted_into_postgresql(project, fresh, published):
-    with servers.postgres() as database:
-        fresh.env["MLFLOW_TRACKING_URI"] = database.uri
-        assert succeeded(adopt(fresh, published)).stdout.endswith("\n2 of 2 jobs sent\n")
-        journals = [*fresh.root.glob("runs/*/*/metrics.jsonl")]
-        written = [path.stat().st_mtime_ns for path in journals]
-        jobs = [job_of(succeeded(fresh.run(*SHORT, "--seed", seed))) for seed in "01"]
-        assert [path.stat().st_mtime_ns for path in journals] == written  # nothing was trained
-        engine = sqlalchemy.create_engine(database.uri, poolclass=sqlalchemy.NullPool)
-        query = sqlalchemy.text(POINTS.replace("?", ":job"))
-        with engine.connect() as store:
-            found = {job: [*map(tuple, store.execute(query, {"job": job}))] for job in jobs}
-        listed = json.loads(fresh.do("python", "jobs.py", "list", "--json").stdout)
-        assert {row["id"]: row["state"] for row in listed} == dict.fromkeys(jobs, "finished")
-    for job, points in found.items():
-        assert curves(points) == project.stored(job) != {}
-        assert same(fresh.weights(job), project.weights(job))
 
 
 @pytest.mark.full
@@ -290,7 +268,7 @@ def test_archives_that_would_write_elsewhere_or_too_much_are_refused(fresh, tmp_
     assert not [*tmp_path.parent.rglob("outside.txt")]
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_a_job_without_monitor_and_split_is_published_with_its_results(fresh, tmp_path):
     job = fresh.finish(*SHORT, "--monitor", "none")
     about = read_record(path := fresh.folder(job) / "settings.json")

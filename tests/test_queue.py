@@ -5,7 +5,7 @@ import subprocess
 from collections import Counter
 
 import pytest
-from faults import ended, silent, some, succeeded, wait_until
+from faults import ended, silent, succeeded, wait_until
 from repository import commit
 from sweeps import Lab, assert_after_their_inputs, assert_one_at_a_time, light
 
@@ -108,9 +108,8 @@ def most_at_once(lab: Lab) -> int:
 @pytest.mark.parametrize(
     ("flags", "asked", "jobs", "threads"),
     [
-        pytest.param((), "", 1, "1", marks=pytest.mark.alike),
         (("--per-gpu", "2"), "", 2, "1"),
-        pytest.param((), "7", 1, "7", marks=pytest.mark.alike),
+        ((), "7", 1, "7"),
     ],
 )
 def test_cores_are_divided_among_the_jobs_on_a_cpu(lab, flags, asked, jobs, threads):
@@ -173,7 +172,7 @@ def test_no_gpu_is_left(lab):
     assert last_line(done) == "0 of 4 jobs finished, 0 of them now; 4 not started"
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_a_job_that_breaks_each_gpu_has_failed(lab):
     """A second GPU that seems broken with it is none."""
     lab.write_grid(light(ends="failed", says=BROKEN)(0), *map(light(seconds=1), range(1, 5)))
@@ -221,11 +220,10 @@ def test_only_failed_and_fail_fast(lab):
     assert last_line(again) == "0 of 1 jobs finished, 0 of them now; 1 failed"
 
 
-@pytest.mark.parametrize("git", some([True, False], True))
-def test_the_code_is_that_of_the_start(lab, git):
-    """In a repository, with changes and a new file, or outside of git; then it is cleared away."""
+def test_the_code_is_that_of_the_start(lab):
+    """In a repository, with changes and a new file; then it is cleared away."""
     root = lab.project.root
-    known = commit(root) if git else ""
+    known = commit(root)
     script = root / "run.py"
     script.write_text(script.read_text().replace('"code": __doc__', '"code": extra.WORD'))
     script.write_text(script.read_text().replace('"""A job that', 'import extra\n"""A job that'))
@@ -239,7 +237,7 @@ def test_the_code_is_that_of_the_start(lab, git):
     assert list((root / ".sweeps").iterdir()) == []
     assert [(i.code, i.commit) for i in lab.intervals()] == [("new file", known)] * 4
     diffs = list(root.glob("runs/*/*/changes.diff"))
-    assert len(diffs) == (4 if git else 0)
+    assert len(diffs) == 4
     for diff in diffs:
         text = diff.read_text()
         assert "+import extra" in text and "+WORD = 'new file'" in text and "+  job --seed" in text

@@ -62,7 +62,6 @@ def assert_sound(project: Project) -> str:
     return job_of(succeeded(project.run(*SHORT)))
 
 
-@pytest.mark.alike
 def test_another_loss(fresh):
     replace_function(fresh, "run.py", blocks("Another loss")[0])
     fresh.edit("run.py", "from torch.nn.functional import cross_entropy\n", "")
@@ -82,7 +81,6 @@ def graphed(project: Project) -> Project:
     return project
 
 
-@pytest.mark.alike
 def test_a_step_as_one_graph(project, fresh):
     """On a CPU the same steps are taken one by one."""
     flags = ("--ema", "0.9", "--clip-norm", "1", "--accumulate", "2", "--log-every", "1")
@@ -207,7 +205,7 @@ def killed_twice(project: Project, *flags: str) -> str:
     return job
 
 
-@pytest.mark.alike
+@pytest.mark.long
 @pytest.mark.parametrize("chosen", ["growing", "mixed"])
 def test_batches_that_change(fresh, chosen):
     functions, line = blocks("Batches that change during training")
@@ -240,7 +238,7 @@ def insert(project: Project, file: str, before: str, text: str) -> None:
     project.edit(file, before, f"{text}{before}")
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_a_state_that_is_carried_on(language):
     network, chosen, load, above, forward, train, evaluate = blocks(
         "State that is carried from batch to batch"
@@ -286,7 +284,7 @@ def test_a_state_that_is_carried_on(language):
     assert done.returncode == 1 and "carried changes while training" in done.stdout
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_metrics_of_all_outputs(fresh):
     """Also of one process in two, and of the training steps of an interval."""
     pytest.importorskip("torchmetrics")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import Project, ended, job_of, one_line, silent, some, succeeded, wait_until
+from faults import Project, chosen, ended, job_of, one_line, silent, succeeded, wait_until
 
 FLAG = ("--deterministic",)
 SHORT = ("--epochs", "1", "--batch-size", "256", "--quiet")
@@ -68,7 +67,7 @@ def jobs(made, tmp_path):
     return Jobs(made.project.clone(tmp_path / "project"), tmp_path / "temporary", *made.ids)
 
 
-@pytest.mark.alike  # test_containers.py repeats one, and removes its image
+@pytest.mark.full
 def test_a_job_whose_image_is_missing(jobs):
     """tests/test_containers.py repeats one whose image is there."""
     image = f"localhost/none@sha256:{'0' * 64}"
@@ -102,7 +101,7 @@ def installed(folder: Path, version: str, factor: float) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_a_package_of_another_version_is_named(jobs, tmp_path):
     jobs.project.edit("models.py", "import torch\n", "import scaling\nimport torch\n")
     layers = "logits: Tensor = self.layers(images)"
@@ -116,7 +115,7 @@ def test_a_package_of_another_version_is_named(jobs, tmp_path):
     assert found["said"].startswith(f"train_loss at step {step} was {value} and is now ")
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_every_job_of_a_figure_gives_the_same_bits_although_the_code_has_changed(made):
     listed = made.project.do("python", "jobs.py", "list").stdout
     assert all(f"{each}  stale " in listed for each in made.ids)
@@ -168,7 +167,7 @@ def test_jobs_that_cannot_be_repeated(jobs):
     assert line in figure.stdout.splitlines()
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_an_interrupted_repeat_leaves_nothing_behind(made):
     words = (sys.executable, "jobs.py", "repeat", *made.ids)
     before = made.state()
@@ -292,7 +291,7 @@ def audited(make, tmp_path_factory):
     return Audited(root, *(found.project.finish(*LONGER, "--seed", seed) for seed in "01"))
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_an_audit_draws_jobs_and_notes_that_they_are_the_same(audited):
     first, second = audited.ids
     (same,) = audited.audit(first)
@@ -312,7 +311,7 @@ CAUSES = ("patch", "hidden", "package", "threads", "file", "variable", "processo
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("cause", some(CAUSES, "hidden"))
+@pytest.mark.parametrize("cause", chosen(CAUSES, "hidden"))
 def test_an_audit_finds_what_evidence_does_not_see(audited, cause, tmp_path):
     job, env, conditions = audited.ids[0], dict[str, str](), list[str]()
     if cause in (*BY_CHANCE, "threads", "hidden"):
@@ -335,29 +334,6 @@ def test_an_audit_finds_what_evidence_does_not_see(audited, cause, tmp_path):
     assert found["status"] == "different" and found["said"].startswith("train_loss at step ")
     assert found["conditions"] == conditions
     assert audited.noted(job)["status"] == "different"
-
-
-QUIET = {
-    "--model": ("mlp", "convnet"),
-    "--optimizer": ("adam", "sgd"),
-    "--lr": ("1e-3", "3e-2"),
-    "--schedule": ("constant", "cosine"),
-    "--batch-size": ("128", "256"),
-    "--ema": ("0", "0.99"),
-    "--val-fraction": ("0.1", "0.2"),
-    "--label-smoothing": ("0", "0.1"),
-    "--epochs": ("1", "2"),
-}
-
-
-@pytest.mark.alike
-def test_an_audit_says_nothing_of_jobs_that_are_the_same(fresh, pytestconfig):
-    chance, count = random.Random(36), pytestconfig.getoption("quiet_jobs")
-    for seed in range(count):
-        words = [f"{flag}={chance.choice(values)}" for flag, values in QUIET.items()]
-        fresh.finish(*words, f"--seed={seed}", "--quiet")
-    done = silent(fresh.do("python", "jobs.py", "audit", str(count), "--seed", "0"))
-    assert done.stdout.endswith(f"{count} jobs: {count} same, 0 different, 0 not repeated\n")
 
 
 @pytest.mark.full

@@ -152,7 +152,6 @@ def test_a_wrong_id_is_refused_before_anything_starts(project):
     ]
 
 
-@pytest.mark.alike
 def test_an_input_that_fails_is_named(project):
     run_sh = project.root / "run.sh"
     text = run_sh.read_text()

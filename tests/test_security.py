@@ -75,7 +75,7 @@ def with_secrets(project, tmp_path):
     return copy
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_secret_files_are_neither_noted_nor_copied(with_secrets, tmp_path):
     root, found = with_secrets.root, tmp_path / "found"
     write_grid(root, shlex.join(QUICK))
@@ -171,7 +171,7 @@ def test_the_recorded_changes_apply_whatever_git_is_configured_to_show(fresh, tm
         assert (clean / name).read_bytes() == changed[name]
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_a_job_tells_nobody_the_password_of_a_store_that_is_away(project):
     env = {"MLFLOW_TRACKING_URI": ADDRESS, "WANDB_API_KEY": f"env-{SECRET}"}
     flags = (*QUICK, "--seed", "7")

@@ -18,14 +18,13 @@ from faults import (
     assert_as_undisturbed,
     ended,
     kill,
-    one_line,
     silent,
     succeeded,
     wait_until,
 )
 from gridengines import grid_engine
 from slurms import HELD, Cluster, listed, slurm
-from sweeps import Lab, assert_after_their_inputs, light, write_grid, write_lines
+from sweeps import Lab, assert_after_their_inputs, light, write_grid
 from workstations import Workstation, workstations
 
 pytestmark = pytest.mark.full
@@ -81,14 +80,6 @@ def test_tasks_that_end_early(lab: Lab) -> None:
     assert done.stdout.endswith("3 of 3 jobs finished, 3 of them now\n")
 
 
-@pytest.mark.alike  # test_slurm.py has it without other places
-def test_what_the_cluster_refuses(lab: Lab) -> None:
-    lab.write_grid(*map(light(), range(3)))
-    done = lab.sweep(*SHARED[2:], "--", "--partition=nowhere")
-    assert one_line(done, status=2).startswith("run.sh: sbatch: error: invalid partition")
-    assert not lab.intervals()
-
-
 def test_ctrl_c_ends_all_tasks(lab: Lab, cluster: Cluster) -> None:
     """The same command goes on with what is left."""
     lab.write_grid(*map(light(seconds=5), range(6)))
@@ -105,7 +96,6 @@ def test_ctrl_c_ends_all_tasks(lab: Lab, cluster: Cluster) -> None:
     assert silent(done).stdout.endswith(" of them now\n") and "6 of 6 jobs finished" in done.stdout
 
 
-@pytest.mark.alike
 @pytest.mark.parametrize("title", ["PBS", "LSF", "SGE"])
 def test_jobs_are_taken_back_from(project: Project, tmp_path: Path, title: str) -> None:
     """As from Slurm."""
@@ -154,31 +144,7 @@ def places(project: Project, job: str) -> list[str]:
     return re.findall(r"started on (\w+)", (project.folder(job) / "output.txt").read_text())
 
 
-@pytest.mark.alike
-def test_a_preempted_job_goes_on_here(here: Project, cluster: Cluster, tmp_path: Path) -> None:
-    """And jobs that wait for others begin after them, wherever those ran."""
-    alone = here.copy(tmp_path / "alone")
-    lines = [f"job{n}=$(job {JOB} --seed {n})" for n in (0, 1)]
-    lines += [f'job {JOB} --seed {n + 2} --init-from "$job{n}"' for n in (0, 1)]
-    for each in (here, alone):
-        write_lines(each.root, *lines)
-    succeeded(alone.do("bash", "run.sh"))
-    (tmp_path / "hold").touch()
-    sweep = here.command(*SHARED)
-    wait_until(lambda: len([*here.root.glob("runs/*/*/held")]) == 2, 120)
-    with cluster.closed():
-        cluster.preempt()
-        wait_until(lambda: cluster.states() == ["PENDING"], 120)
-        (tmp_path / "hold").unlink()
-        done = silent(ended(sweep))
-    assert done.stdout.endswith("4 of 4 jobs finished, 4 of them now\n")
-    jobs = listed(here.do("bash", "run.sh", "--list"))
-    assert sorted(places(here, job) for job in jobs) == [["cpu"]] * 3 + [["vm", "cpu"]]
-    for job in jobs:
-        assert_as_undisturbed(here, job, alone, job)
-
-
-@pytest.mark.alike
+@pytest.mark.long
 @pytest.mark.root
 def test_three_systems(
     here: Project, cluster: Cluster, pytestconfig: pytest.Config, tmp_path: Path

@@ -105,7 +105,7 @@ def disturbed(there: Project, cluster: Cluster) -> list[str]:
     return jobs
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_more_jobs_than_an_array_holds(lab, cluster):
     """They run one at a time, if so asked, and the code that was there when they were handed over,
     which is then cleared away."""
@@ -168,30 +168,6 @@ def test_how_jobs_end(lab: Lab, cluster: Cluster) -> None:
     assert_one_at_a_time(lab.intervals())
 
 
-@pytest.mark.alike
-def test_a_job_with_two_gpus(fresh, cluster):
-    """It is preempted once, and comes back with its two processes."""
-    write_grid(fresh.root, "--device cpu --epochs 200 --eval-every 20e")
-    fresh.env |= cluster.env
-    (array,) = arrays(fresh.do("bash", "run.sh", "--slurm", "--gpus-per-job", "2"), 1)
-    (job,) = listed(fresh.do("bash", "run.sh", "--list"))
-
-    def trains() -> bool:
-        found = fresh.root.glob(f"runs/{job}/*/metrics.jsonl")
-        return any("train_loss" in journal.read_text() for journal in found)
-
-    wait_until(trains, 300, PAUSE)
-    assert "gpu:2" in cluster.ask("scontrol", "show", "job", array)
-    cluster.preempt()
-    wait_until(lambda: cluster.restarts().get(f"{array}_0") == 1, 300, PAUSE)
-    cluster.wait_until_empty()
-    assert listed(fresh.do("bash", "run.sh", "--list"))[job][0] == "finished"
-    output = (fresh.folder(job) / "output.txt").read_text()
-    assert f"job {job} interrupted: by SIGUSR1; the same command continues it" in output
-    assert '"processes": "2"' in (fresh.folder(job) / "metrics.jsonl").read_text()
-
-
-@pytest.mark.alike
 def test_what_sbatch_refuses(lab, cluster):
     lab.write_grid(*map(light(), range(6)))
     said = one_line(lab.sweep("--slurm", "--", "--partition=nowhere"), 2)
@@ -203,7 +179,6 @@ def test_what_sbatch_refuses(lab, cluster):
     assert cluster.states() == []
 
 
-@pytest.mark.alike
 def test_what_sbatch_refuses_in_part(lab, cluster):
     """It takes the first array and no more; then the rest is handed over by the same command."""
     lab.write_grid(*map(light(), range(6)))
@@ -224,7 +199,7 @@ def test_what_sbatch_refuses_in_part(lab, cluster):
 HYADES = '[hyades]\nsystem = "slurm"\n'
 
 
-@pytest.mark.alike
+@pytest.mark.long  # test_containers.py has one
 def test_the_check_of_a_cluster(lab: Lab, cluster: Cluster) -> None:
     """All works but the driver and the GPUs, which torch cannot use; then data is missing there."""
     del lab.env["PYTHONPATH"]  # the check imports torch
@@ -273,21 +248,3 @@ def test_set_up_and_data_on_the_nodes_disk(lab: Lab, cluster: Cluster) -> None:
     first, second = [(lab.project.folder(job) / "output.txt").read_text() for job in jobs]
     assert re.search(rf"{lab.machine}/\d+/data \[.*/data/a", first), first
     assert f"{lab.machine}/gpus [" in second
-
-
-@pytest.mark.alike
-def test_a_cluster_without_gres(project: Project, tmp_path: Path) -> None:
-    """Jobs ask for no GPUs, and take free ones of the machine's."""
-    with slurm(gpus=0, largest_array=ARRAY) as cluster:
-        lab = Lab(project, tmp_path, gpus=2)
-        lab.env |= cluster.env
-        lab.write_grid(*map(light(seconds=1), range(4)))
-        (lab.project.root / "cluster.toml").write_text(HYADES)
-        said = one_line(lab.sweep("--on", "hyades"), 2)
-        assert said.startswith("run.sh: sbatch: error: ")
-        (lab.project.root / "cluster.toml").write_text(HYADES + 'ask = { gpus = "" }\n')
-        arrays(lab.sweep("--on", "hyades"), 4)
-        cluster.wait_until_empty()
-        assert {interval.device for interval in lab.intervals()} <= {"GPU-0", "GPU-1"}
-        assert len(lab.intervals()) == 4
-        assert_one_at_a_time(lab.intervals())

@@ -1,7 +1,7 @@
 """A step that is one CUDA graph: on a GPU, and on one that is not there."""
 
 import pytest
-from faults import Project, one_line, same, some, succeeded
+from faults import Project, one_line, same, succeeded
 from gpus import Machine, needs_stand_in
 from test_recipes import graphed
 
@@ -42,7 +42,9 @@ def project(make, request, tmp_path_factory):
     return Machine(tmp_path_factory.mktemp("machine"), gpus=1).host(made)
 
 
-@pytest.mark.parametrize("name", some(JOBS, "SGD"))
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.gpu) for name in JOBS if name != "SGD"), "SGD"]
+)
 def test_the_same_bits_with_and_without(project, tmp_path, name):
     """And after pauses: before an epoch's smaller batch, and in the steps before a recording."""
     if JOBS[name] == COMPILED and project.env.get("STAND_IN_GPUS"):
@@ -61,7 +63,7 @@ def test_the_same_bits_with_and_without(project, tmp_path, name):
         assert other.stored(job) == plain.stored(job)
 
 
-@pytest.mark.parametrize("line", some(PYTHON, "loss.item()"))
+@pytest.mark.parametrize("line", PYTHON)
 def test_what_a_graph_cannot_do_is_refused(project, fresh, line):
     fresh.env |= project.env
     logged = "            job.log(measured)\n"
@@ -72,22 +74,14 @@ def test_what_a_graph_cannot_do_is_refused(project, fresh, line):
     assert PYTHON[line] in said and "--graph off" in said
 
 
-@pytest.mark.alike
+@pytest.mark.gpu
 def test_a_step_is_recorded_once_in_many_epochs(project):
     """Each has a smaller last batch, which is not recorded however many there are."""
     done = succeeded(project.run("--epochs", "6", "--graph", "on", "--note", "recorded once"))
     assert done.stdout.count("one CUDA graph from here on") == 1
 
 
-@pytest.mark.alike
-def test_the_profile_knows_what_is_in_the_graph(project):
-    job = project.finish("--epochs", "1", "--graph", "on", "--profile", "3", "--note", "profiled")
-    report = (project.folder(job) / "profile.txt").read_text()
-    assert " examples a second in bf16\n" in report
-    assert "one CUDA graph, so" in report and "job.graphed" not in report
-
-
-@pytest.mark.alike
+@pytest.mark.full
 def test_a_script_without_such_a_step_says_so(project, make):
     plain = Project(make())
     plain.env |= project.env

@@ -177,7 +177,7 @@ def loss_of(logits: Array, labels: NDArray[np.int64]) -> float:
     return float(-chances[np.arange(len(labels)), labels].mean())
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_results_are_those_of_the_halves_and_the_map(made):
     """Computed again in NumPy, from the layers' features."""
     (fitted,) = jobs_of(made, "stitch")
@@ -203,26 +203,6 @@ def test_results_are_those_of_the_halves_and_the_map(made):
     assert curve == sorted(curve, reverse=True), "a line search never takes a larger loss"
     wanted = loss_of(logits_of("val", *ridge), again["val_labels"])
     assert curves["val_loss"][0][1] == pytest.approx(wanted, rel=1e-3)
-
-
-@pytest.mark.alike
-def test_an_optimizer_that_is_left_out_is_found(copy):
-    copy.edit("stitch.py", "optimizer=optimizer, ", "")
-    done = stitch(copy, "--check")
-    assert done.returncode == 1 and "\nexact resume: stitch.py:" in f"\n{done.stdout}", done
-
-
-@pytest.mark.alike
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--layer layers.9", "--layer layers.9: the network has no such layer; did you mean"),
-        ("--layer layers.0 --back-layer layers.9", "--back-layer layers.9: the network has no"),
-        ("--monitor none --patience 3", "--patience 3: needs a --monitor"),
-    ],
-)
-def test_what_is_wrong_is_said_in_one_line(made, flags, said):
-    assert said in one_line(stitch(made, *flags.split()), 2)
 
 
 @pytest.mark.full

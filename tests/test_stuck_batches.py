@@ -30,7 +30,7 @@ def collated(project: Project, body: str) -> Project:
     return project
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_a_temporary_folder_with_a_long_path(project, tmp_path):
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
@@ -47,7 +47,7 @@ def test_a_small_dev_shm(project):
     assert "/dev/shm is too small for a batch" in said and "--ipc=host" in said
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_a_signal_ends_the_wait_for_a_batch_that_never_comes(project, tmp_path):
     """Then the same command goes on."""
     stuck = collated(project.copy(tmp_path / "stuck"), STUCK)
@@ -62,7 +62,7 @@ def test_a_signal_ends_the_wait_for_a_batch_that_never_comes(project, tmp_path):
     succeeded(stuck.run(*FLAGS))
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_what_cannot_be_pickled(project, tmp_path):
     said = one_line(collated(project.copy(tmp_path / "copy"), NO_PICKLE).run(*FLAGS), 1)
     assert "a batch cannot be passed from a loader's process" in said and "lambda" in said

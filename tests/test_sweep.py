@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from faults import Project, ended, one_line, silent, some, succeeded, wait_until
+from faults import Project, ended, one_line, silent, succeeded, wait_until
 from labjobs.errors import SettingsError
 from labjobs.layout import JOURNAL
 from labjobs.sweeps import options
@@ -61,7 +61,7 @@ def test_jobs_that_train(project):
     assert again.stderr.startswith(f"job {job} diverged before: train_loss was not finite")
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_a_setting_without_effect_is_named(project, fresh):
     dummy = '    dummy: float = 0.0\n    """Nothing."""\n\n'
     fresh.edit("settings.py", "    seed: int", f"{dummy}    seed: int")
@@ -298,7 +298,7 @@ def test_each_flag_of_a_search_has_a_sequence_of_its_own(lab):
     assert len({*listed(lab)[:-1]}) == 6
 
 
-@pytest.mark.alike
+@pytest.mark.full
 def test_a_draw_is_recorded_with_its_job_and_stays(project):
     rate = "log 1e-3 1e-2"
     search = f"search 2 seed=3 --lr '{rate}' -- --steps 8 --batch-size 256 --device cpu"
@@ -335,8 +335,7 @@ def test_a_wrong_search_is_refused_before_anything_starts(lab, words, said):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("at_once", some([1, 4], 4))
-def test_a_search_ends_after_draws_that_do_not_improve(lab, at_once):
+def test_a_search_ends_after_draws_that_do_not_improve(lab):
     """In the order of the draws, however many run at once and whichever ends first; a result that
     is not a number, here the first, is worse than any other."""
     metric = "from labjobs.settings import Metric\nMETRICS = {'loss': Metric('lower')}"
@@ -358,7 +357,7 @@ def test_a_search_ends_after_draws_that_do_not_improve(lab, at_once):
     assert 4 < end < 40
     lab.write_lines(f"search until 3 without improvement --at-most 40 {words}")
     assert len(listed(lab)) == 3 + 1
-    done = silent(lab.sweep("--per-gpu", str(at_once)))
+    done = silent(lab.sweep("--per-gpu", "4"))
     assert done.stdout.splitlines()[-1].startswith(f"{end} of {end} jobs finished")
     ran = {path.parents[1].name for path in lab.project.root.glob("runs/*/*/outcome.json")}
     assert ran == {draw["id"] for draw in draws[:end]}

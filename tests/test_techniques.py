@@ -14,22 +14,14 @@ TOGETHER = {
         *("--ema", "0.9", "--compare-ema", "--schedule", "wsd", "--warmup", "3"),
         *("--init", "class-prior", "--lr-for-batch", "256", "--test-time-flip"),
     ),
-    "recomputed": (
-        *("--model", "resnet18", "--recompute", "--init", "dirac", "--optimizer", "sgd"),
-        *("--schedule", "exponential", "--batch-size", "16"),
-    ),
-    "frozen": ("--model", "convnet-se", "--freeze", "backbone", "--schedule", "linear"),
 }
 """Options that are tried together."""
 
 
-@pytest.mark.parametrize("name", some(TOGETHER, "averaged", later=["muon"]))
+@pytest.mark.parametrize("name", some(TOGETHER, "averaged"))
 def test_interrupted_and_continued_it_is_the_same(project, name, tmp_path_factory):
     other = project.copy(tmp_path_factory.mktemp("other") / "project")
     flags = TOGETHER[name]
-    if name == "frozen":
-        (weights,) = {each.finish(*SHORT, "--model", "convnet-se") for each in (project, other)}
-        flags += ("--init-from", weights)
     job = project.finish(*SHORT, *flags)
     paused = other.run(*SHORT, *flags, "--pause-after", "6")
     assert paused.returncode == 0 and " paused: " in paused.stdout, paused

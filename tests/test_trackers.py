@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import OFTEN, Project, courier_of, ended, job_of, kill, one_line, succeeded, wait_until
+from faults import OFTEN, Project, courier_of, ended, job_of, kill, succeeded, wait_until
 from labjobs.tracking import costs
 
 pytestmark = pytest.mark.full
@@ -251,69 +251,6 @@ def test_killed_again_and_again(tracked, pytestconfig):
     assert_ends_copied(tracked)
 
 
-@pytest.mark.alike
-def test_an_image_that_is_logged_again_after_a_kill_is_copied_once_and_with_its_step(tracked):
-    """No point is logged at its step, and none is in a checkpoint."""
-    flags = ("--epochs", "12", "--log-every", "50", "--checkpoint-minutes", "60", "--quiet")
-    job, logged = tracked.start(*flags), (tracked.root / "runs").glob
-    wait_until(lambda: len([*logged("*/*/logged/*.png")]) > 5)
-    kill(job.pid)
-    ended(job)
-    attempt = tracked.folder(finished(tracked, *flags))
-    times = (attempt / "metrics.jsonl").read_text().count('"files": ["logged/')
-    assert times > len(images(attempt))
-    assert_copied(tracked, attempt)
-
-
-KILLED_COPIES = """
-import os, random, signal, sys, time
-from pathlib import Path
-import tensorboard.plugins.hparams.summary_v2, tensorboard.plugins.text.summary
-import trackio.sqlite_storage, wandb
-from labjobs.job.journal import id_of, note_sent
-from labjobs.tracking import copies, costs
-
-attempt, kills = Path(sys.argv[1]), int(sys.argv[2])
-journal, chance, hit = attempt / "metrics.jsonl", random.Random(36), 0
-lines = journal.read_bytes().splitlines(keepends=True)
-used = costs.seen(attempt)
-for name in ("sent.json", "outcome.json"):  # which know how long it is
-    (attempt / name).unlink()
-note_sent(attempt, id_of(attempt), processes=used)
-
-def copied(status, seconds=None):
-    part = 5 + (len(lines) - 5) * hit // kills
-    journal.write_bytes(b"".join(lines[:part]))
-    if not (copier := os.fork()):
-        copies.write(attempt, status)
-        os._exit(0)
-    begun = time.monotonic()
-    if seconds is not None:
-        time.sleep(seconds)
-        os.kill(copier, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(copier, 0)[1]), time.monotonic() - begun
-
-longest = {status: copied(status)[1] for status in ("RUNNING", "KILLED")}
-while hit < kills:
-    status = chance.choice([*longest])
-    hit += copied(status, chance.uniform(0, longest[status]))[0] == -signal.SIGKILL
-journal.write_bytes(b"".join(lines))
-copies.write(attempt, "FINISHED")
-"""
-"""Copies the journal as it was after more and more lines, each time in a process that is killed
-within the time that the first one took."""
-
-
-@pytest.mark.alike
-def test_a_copy_that_is_killed_at_any_instant_is_completed(tracked, pytestconfig):
-    attempt = tracked.folder(job_of(succeeded(tracked.run(*SHORT, TRACKERS=""))))
-    words = (str(attempt), str(pytestconfig.getoption("kills")))
-    succeeded(tracked.do("python", "-c", KILLED_COPIES, *words))
-    assert_copied(tracked, attempt)
-    left = {path.name[0] for path in (tracked.root / "wandb").iterdir()}
-    assert left == {"o"}  # offline runs, nothing hidden
-
-
 def test_a_job_s_settings_tags_and_files(tracked):
     """The costs of a finished job are there as well, once."""
     job = finished(tracked, *SHORT, "--lr", "0.01")
@@ -398,7 +335,7 @@ class Service:
         return {}
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_what_wandb_uploads_between_and_after_the_parts_of_a_job(tracked):
     """`wandb sync` adds to a run, so what it has uploaded must not be offered again."""
     service = Service()
@@ -420,7 +357,7 @@ def test_what_wandb_uploads_between_and_after_the_parts_of_a_job(tracked):
     assert without_costs(points) == journalled(tracked.folder(job))
 
 
-@pytest.mark.alike
+@pytest.mark.long
 def test_sync_copies_what_ran_before_and_what_force_has_replaced_is_gone(tracked):
     """In W&B, what was replaced stays a run of its own: it may have been uploaded."""
     job = finished(tracked, *SHORT)
@@ -430,18 +367,3 @@ def test_sync_copies_what_ran_before_and_what_force_has_replaced_is_gone(tracked
     done = succeeded(tracked.do("python", "jobs.py", "sync"))
     assert done.stdout.splitlines() == [f"job {job} sent", "1 of 1 jobs sent"]
     assert_copied(tracked, tracked.folder(job))
-
-
-@pytest.mark.alike
-def test_a_tracker_that_fails_keeps_nothing_else_from_being_stored(tracked):
-    (tracked.root / "tensorboard").touch()
-    done = tracked.run(*SHORT)
-    said = one_line(done, 3)
-    assert "not everything has been uploaded (tensorboard: " in said
-    (attempt,) = (tracked.root / "runs").glob("*/*/")
-    job = attempt.parent.name
-    assert [status for _, status in tracked.runs(job)] == ["FINISHED"]
-    assert trackio(tracked)["logs"] and wandb(tracked, attempt)[0]
-    (tracked.root / "tensorboard").unlink()
-    succeeded(tracked.do("python", "jobs.py", "sync"))
-    assert_copied(tracked, attempt)

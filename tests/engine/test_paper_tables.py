@@ -112,7 +112,7 @@ def test_failed_jobs_older_than_a_setting_have_its_neutral_value(store):
         one(store, "older", 0.9 - 0.1 * depth, 0.1, lr=1, depth=depth, seed=seed, tags=since)
     jobs = tables.jobs("older")
     for wanted, states in ({"depth": 1}, []), ({"lr": 1}, ["failed"]):
-        known = tables.with_values(tables.unfinished("older", "run"), wanted)
+        known = tables.with_values(tables.unfinished("older", None, "run"), wanted)
         rows = known.to_dict("records")
         assert [row["state"] for row in rows] == states
     jobs.attrs[tables.UNFINISHED] = rows

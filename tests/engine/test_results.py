@@ -2,17 +2,20 @@
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 import stored
+from labjobs.job import identity
 from labjobs.results import groups, metrics, paper_tables, style, tables
 from labjobs.results.comparison import compare, on_tasks
 from labjobs.results.metrics import NoResults
 from labjobs.results.samples import sample
 from labjobs.settings import Metric, setting
+from settings import METRICS
 
 SAME = {"model": "mlp", "monitor": "val_accuracy"}
 
@@ -76,13 +79,29 @@ def test_jobs_without_a_metric_do_not_count_as_those_that_never_reached_its_targ
 
 
 def test_renamed_settings_have_todays_names(store):
+    """By what later jobs have said of it, or, if there are none yet, by today's class."""
+
+    def called(name: str, former: str) -> Any:
+        declared = [(name, float, setting(0.1, formerly=former)), ("seed", int, 0)]
+        return make_dataclass("Settings", declared, frozen=True, kw_only=True)
+
     one(store, "renamed", rate=0.1)
-    one(store, "renamed", step_size=0.1, seed=1, tags={"former": '{"rate": "step_size"}'})
-    newest = {"former": '{"step_size": "lr"}'}
-    one(store, "renamed", lr=0.1, seed=2, tags=newest)
-    jobs = tables.jobs("renamed")
-    assert jobs["lr"].tolist() == [0.1] * 3
-    assert not {"rate", "step_size"} & {*jobs.attrs["settings"]}
+    newer = identity.since(called("step_size", "rate"))["former"]
+    one(store, "renamed", step_size=0.1, seed=1, tags={"former": json.dumps(newer)})
+    for kind, name in ((None, "step_size"), (called("lr", "step_size"), "lr")):
+        jobs = tables.jobs("renamed", kind)
+        assert jobs[name].tolist() == [0.1] * 2
+        assert not {"rate", "step_size", "lr"} - {name} & {*jobs.attrs["settings"]}
+
+
+def test_settings_that_are_words_stay_as_they_are(store):
+    kind = make_dataclass("Settings", [("name", str, ""), ("seed", int, 0)], frozen=True)
+    each = ["1", "1,2", "[1, 2]", "None", "none"]
+    for name in each:
+        one(store, "texts", name=name)
+    jobs = tables.jobs("texts", kind)
+    assert sorted(jobs["name"]) == sorted(each)
+    assert len({*groups.label(jobs, ["name"])}) == len(each)
 
 
 def test_a_job_that_finished_counts_though_it_diverged_later(store):
@@ -363,3 +382,12 @@ def test_curves_along_each_axis(store):
     store.job("no tokens", curves, batch_size=8, monitor="val_accuracy")
     with pytest.raises(NoResults, match=r"curves along tokens need job\.steps\(batches, tokens"):
         tables.curves(tables.jobs("no tokens"), "val_accuracy", "tokens")
+
+
+def test_metrics_are_shown_as_they_are_declared_today_if_their_direction_is_the_same(store):
+    was = {"accuracy": Metric("higher", label="top-1"), "loss": Metric("higher", label="loss")}
+    store.job("shown", {"val_accuracy": [0.5], "val_loss": [1.0]}, was, **SAME)
+    kind = make_dataclass("Settings", [("seed", int, 0)], frozen=True)
+    assert metrics.declared(tables.jobs("shown")) == was
+    today = metrics.declared(tables.jobs("shown", kind))
+    assert today == {"accuracy": METRICS["accuracy"], "loss": was["loss"]}
