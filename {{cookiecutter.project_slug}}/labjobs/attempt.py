@@ -147,7 +147,7 @@ class Attempt:
     # Once the script has imported torch.
 
     def _run(self, main: "loop.Main", check: "loop.Check") -> int:
-        failure: Exception | None = None
+        failure: BaseException | None = None
         try:
             from labjobs.training.loop import Job  # torch, which the script has imported by now
 
@@ -155,7 +155,7 @@ class Attempt:
             check(job)
         except SettingsError as error:
             return self._refused(error)
-        except Exception as error:  # a mistake in the project's code: its trace goes to the log
+        except (Exception, SystemExit) as error:  # a mistake: its trace goes to the log
             failure = error
         try:
             self.folder.interruption.listen()
@@ -163,17 +163,17 @@ class Attempt:
             if failure:
                 raise failure
             said = self._result(job, main)
-        except Exception as error:
+        except Stopped as stop:
+            if self._first and self._first.fault:  # torchrun has stopped the others
+                return self._failed(JobError(self._first.fault))
+            return self._stopped(stop)
+        except BaseException as error:  # also sys.exit(), with which no job is finished
             # With several processes, torchrun stops all of them once one has ended.
             terminal.handle_signals(signal.SIG_IGN if self.processes else signal.SIG_DFL)
             if self._first and self._is_lost(error):
                 line = f"the processes of this job cannot reach each other ({first_line(error)})"
                 return self._failed(JobError(self._first.lost(NOTICE) or line))
             return self._failed(error)
-        except Stopped as stop:
-            if self._first and self._first.fault:  # torchrun has stopped the others
-                return self._failed(JobError(self._first.fault))
-            return self._stopped(stop)
         return self._delivered(f"finished: {self._results(said)}")
 
     def _open(self) -> None:
@@ -233,7 +233,7 @@ class Attempt:
         self.folder.discard()
         return leave(exit_status.WRONG, f"{self.folder.script}.py: {error}")
 
-    def _failed(self, error: Exception) -> int:
+    def _failed(self, error: BaseException) -> int:
         why, status = cause(error), "diverged" if isinstance(error, Diverged) else "failed"
         log.error("%s: %s", status, why, exc_info=error)
         with suppress(OSError, AttributeError):  # a full disk; a job that could not be opened
@@ -304,7 +304,7 @@ class Scratch(Attempt):
         folder.make()
         folder.take()
 
-    def _failed(self, error: Exception) -> int:
+    def _failed(self, error: BaseException) -> int:
         if not isinstance(error, SettingsError | JobError):
             traceback.print_exception(error)  # the log with the trace is removed
         return leave(exit_status.of(error), f"scratch failed: {cause(error)}")

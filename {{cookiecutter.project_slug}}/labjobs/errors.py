@@ -102,4 +102,4 @@ def cause(error: BaseException) -> str:
         return f"out of memory; try a smaller --batch-size ({line})"
     if isinstance(error, SettingsError | JobError):
         return line.split("JobError: ")[-1]
-    return line if traced else f"{type(error).__name__}: {line}"
+    return line if traced else f"{type(error).__name__}: {line}".removesuffix(": ")

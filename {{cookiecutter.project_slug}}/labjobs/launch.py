@@ -173,7 +173,7 @@ class Following(Attempt):
     def _refused(self, error: SettingsError) -> int:
         return self._failed(error)
 
-    def _failed(self, error: Exception) -> int:
+    def _failed(self, error: BaseException) -> int:
         if self.processes and self.processes.lost(error):
             return self._other.follow()
         self._other.fail(cause(error))

@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 import numpy as np
 import pytest
 import torch
-from conftest import HERE, needs_data, refuse, short
+from conftest import HERE, LOADS, needs_data, refuse, short
 
 import data
 import settings
@@ -97,7 +97,7 @@ def has_rows(batch, count):
     return COLLATE is not None or {len(leaf) for leaf in trees.leaves(batch)} == {count}
 
 
-@pytest.mark.parametrize("name", getattr(data, "DATASETS", ()))
+@pytest.mark.parametrize("name", getattr(data, "DATASETS", ()) if LOADS else ())
 def test_a_dataset_gives_batches_or_one_line_says_why_not(name, tmp_path, offline):
     """Only the default may have its files here."""
     root = HERE / "data" if name == DEFAULT.dataset else tmp_path
@@ -111,7 +111,7 @@ def test_a_dataset_gives_batches_or_one_line_says_why_not(name, tmp_path, offlin
 
 
 @needs_data
-@pytest.mark.parametrize("name", getattr(data, "AUGMENTATIONS", ()))
+@pytest.mark.parametrize("name", getattr(data, "AUGMENTATIONS", ()) if LOADS else ())
 def test_an_augmentation_depends_on_the_restored_random_numbers_alone(name, offline):
     """Otherwise a job that was interrupted would not go on as it would have."""
     batch, count = first_batch(data.load(DEFAULT, HERE / "data"))

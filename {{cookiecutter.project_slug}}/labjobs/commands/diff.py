@@ -142,6 +142,9 @@ def side(project: Project, given: str) -> Side:
         chosen = inventory.fulfilling(f"{given},state=finished", every)
         if not chosen:
             raise SettingsError(f"{given}: no finished job here has such settings")
+        # Those with the present code, as figures show them; after an edit, all are of other code.
+        present = [job for job in chosen if job.state(project.view).word in ("finished", "unsent")]
+        chosen = present or chosen
         return Side(given, [(job, Recorded(job.latest)) for job in chosen if job.latest])
     prefix, _, begins = given.partition("/")
     job = project.one(prefix)
@@ -280,15 +283,16 @@ def _compared(name: str, a: samples.Sample, b: samples.Sample) -> dict[str, Any]
     row = {"name": name, "a": of_a, "b": of_b, "n": [len(a), len(b)]}
     said = f"{number(of_a, 4)} (n = {len(a)}) | {number(of_b, 4)} (n = {len(b)})"
     what, change = ("B / A", of_b / of_a if of_a else math.nan) if log else ("B - A", of_b - of_a)
+    digits = 4 if log else 3
     how = f"no interval of fewer than {NEEDED} repeats"
     if found := samples.differences({"A": a, "B": b}, "A").get("B"):
         change, low, high = map(float, found.estimate.interval)
         row |= {"low": low, "high": high, "paired": found.paired}
-        how = f"95% interval {number(low)} to {number(high)}, {found.n} "
+        how = f"95% interval {number(low, digits)} to {number(high, digits)}, {found.n} "
         how += "pairs" if found.paired else "repeats, not paired"
     if abs(change) < 1e-12 * abs(of_a):  # it comes from rounding alone
         change = 0.0
-    return {**row, "difference": change, "said": f"{said}  {what} {number(change)} ({how})"}
+    return {**row, "difference": change, "said": f"{said}  {what} {number(change, digits)} ({how})"}
 
 
 # `bisect`. Mixtures of the two codes, definition by definition, run as far as the curves part.

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 from labjobs import exit_status, layout, locks
@@ -310,7 +310,7 @@ def print_list(project: Project, given: Namespace) -> None:
         rows = selected(condition, rows, "--where ")
     if given.groups:
         rows = grouped(rows)
-    if given.by:
+    if given.by and rows:
         rows.sort(key=_rank(given.by, rows))
     if as_json:
         print(json_of(rows if given.groups else [*map(_dated, rows)]), flush=True)
@@ -406,10 +406,18 @@ def _means(alike: list[dict[str, Any]]) -> dict[str, Any]:
     counting = [row for row in alike if row["state"] in ("finished", "unsent")]
     for name, value in (item for row in counting for item in row["metrics"].items()):
         values.setdefault(name, []).append(value)
+    metrics = identity.read(alike[0]["script"]).metrics
+    logarithmic = {name for name, metric in metrics.items() if metric.scale == "log"}
+
+    def mean(name: str, each: list[float]) -> float:
+        """The mean as figures have it, which is geometric for a logarithmic metric."""
+        is_log = name.removeprefix("best_").partition("_")[2] in logarithmic and min(each) > 0
+        return geometric_mean(each) if is_log else fmean(each)
+
     return {
         "jobs": [row["id"] for row in alike],
         "states": Counter(row["state"] for row in alike),
-        "metrics": {name: fmean(each) for name, each in values.items()},
+        "metrics": {name: mean(name, each) for name, each in values.items()},
         "n": max(map(len, values.values()), default=0),
         "script": alike[0]["script"],
         "settings": alike[0]["settings"],
@@ -507,6 +515,8 @@ def print_details(project: Project, given: Namespace) -> None:
         if stored["tags"].get("code", "") not in here
     ]
     found.sort(key=lambda attempt: attempt["ended"])
+    if not job.folder:  # today's settings cannot express it, so it has other code
+        found = [attempt | {"change": job.problem} for attempt in found]
     if given.json:
         content = {
             "id": job.id,

@@ -7,6 +7,7 @@ import difflib
 import re
 import textwrap
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -181,12 +182,12 @@ def accept(project: Project, given: Namespace) -> int:
     # What is stale by its inputs alone, without changes of its own, counts again when they do.
     own = {job: found for job, found in changes.items() if found}
     known = {job.id: job.folder for job in stale if job.folder and job.id in own}
-    unknown = [*changes.values()].count(None)
+    other = "the data has changed, or it is not known what has"
+    unknown = [job.problem or other for job in stale if changes[job.id] is None]
     if not known and not unknown:
         print("no job is stale")
-    if unknown:
-        why = "the data has changed, or it is not known what has"
-        leave(exit_status.FAILED, f"{counted(unknown, 'job')} left out: {why}")
+    for why, number in Counter(unknown).items():
+        leave(exit_status.FAILED, f"{counted(number, 'job')} left out: {why}")
     proofs = _proofs([*known.values()], given.verify)
     proof = {name: proofs[_codes(job)] for name, job in known.items()}
     accepted = [
@@ -207,7 +208,7 @@ def accept(project: Project, given: Namespace) -> int:
     running = [job.folder for job, word in states if word == "running" and job.folder]
     if later := [job.id for job in running if job.evidence.change]:
         print(f"running with other code: {few(later, 4)}; accept again when they have ended")
-    return exit_status.DONE if len(accepted) == len(known) + unknown else exit_status.FAILED
+    return exit_status.DONE if len(accepted) == len(known) + len(unknown) else exit_status.FAILED
 
 
 def _has_diverged_before(job: Job) -> bool:

@@ -482,7 +482,8 @@ class Writer:
                 self._ask(argument)
             elif path.startswith("labjobs."):
                 found = self._target(argument)
-                is_metrics = found and found[:3] == ("definition", SETTINGS, "METRICS")
+                home, name = found[1:3] if found and found[0] == "definition" else ("", "")
+                is_metrics = home == SETTINGS and str(name).endswith("METRICS")
                 self._ask(argument, ENGINES if is_metrics else ALL)
         names = {keyword.arg: keyword.value for keyword in node.keywords}
         if path == "logging.basicConfig" and names.keys().isdisjoint(TO_READ):

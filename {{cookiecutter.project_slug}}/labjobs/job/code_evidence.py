@@ -7,6 +7,7 @@ that was only moved, reformatted or commented.
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
@@ -172,6 +173,11 @@ def changed(folder: Path, code: Fingerprint) -> list[str]:
     found = changes(folder, code)
     known = [each for change in accepted() for each in change.definitions.items()]
     return [name for name in found if (in_python(name), found[name]) not in known] or [*found]
+
+
+def distance(folder: Path, code: Fingerprint) -> float:
+    """Return how many parts of the code have changed since a job; infinity if that is not known."""
+    return len(changed(folder, code)) or (0 if fits(digest(folder), code) else math.inf)
 
 
 def difference(folder: Path, code: Fingerprint) -> str:

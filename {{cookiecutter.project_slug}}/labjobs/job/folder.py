@@ -99,8 +99,15 @@ class JobFolder(Generic[S]):
 
     @property
     def latest(self) -> Path | None:
-        """The folder of the attempt or, if it has not begun, of the last one."""
-        return self.path if self.begun else next(reversed(attempts.all_of(self.root)), None)
+        """The folder of the attempt or, if it has not begun, of the last one; of several that have
+        finished, of the one whose code differs least: a reverted experiment is not what counted."""
+        if self.begun:
+            return self.path
+        newest_first = attempts.all_of(self.root)[::-1]
+        finished = [path for path in newest_first if attempts.status_of(path) == "finished"]
+        if len(finished) < 2 or finished[0] != newest_first[0]:
+            return next(iter(newest_first), None)
+        return min(finished, key=lambda path: code_evidence.distance(path, self.code))
 
     def compare(self, attempt: Path, tags: Mapping[str, str] | None = None) -> Evidence:
         """Compare an attempt, or its run in the store, with the present code and data."""

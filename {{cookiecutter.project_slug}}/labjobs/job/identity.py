@@ -64,9 +64,10 @@ def inputs(settings: Any) -> dict[JobId, str]:
 
 def since(kind: type) -> dict[str, dict[str, Any]]:
     """Return how settings of this class have changed: `neutral`, the values to assume for settings
-    that an older or newer job does not have, and `former`, the former names of those renamed."""
+    that an older or newer job does not have, and `former`, today's names by the former ones."""
     known = flags.of(kind)
-    return {"neutral": {**known.neutral, **known.former}, "former": known.formerly}
+    former = {before: name for name, before in known.formerly.items()}
+    return {"neutral": {**known.neutral, **known.former}, "former": former}
 
 
 def changed(settings: Any) -> dict[str, str]:

@@ -221,7 +221,8 @@ def leave(status: int, line: str) -> int:
     _failures.extend([status] * bool(status))
     if sys.stdout.isatty():
         print("\r\033[K", end="", flush=True)  # what is left of a progress bar
-    print(line, file=sys.stderr if status else sys.stdout, flush=True)
+    with suppress(OSError):  # a full disk, of which _print_the_rest tells
+        print(line, file=sys.stderr if status else sys.stdout, flush=True)
     return status
 
 

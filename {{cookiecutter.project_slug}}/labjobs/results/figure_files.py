@@ -6,6 +6,7 @@ its figure: `\input` it.
 """
 
 import json
+import re
 import unicodedata
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -88,10 +89,17 @@ def plain(text: str) -> str:
     return text.replace(r"\$", "$")
 
 
+MATHEMATICS = re.compile(r"(?<!\\)(\$[^$]*[^\\$]\$)")
+
+
 def latex(text: str) -> str:
-    """Return a text as LaTeX writes it, on one line."""
-    line = plain(" ".join(text.split()))
-    return "".join(LATEX.get(character, character) for character in line)
+    """Return a text as LaTeX writes it, on one line; mathematics between dollars stay as they are,
+    as in figures."""
+    parts = MATHEMATICS.split(" ".join(text.split()))
+    for place, part in enumerate(parts):
+        if place % 2 == 0:
+            parts[place] = "".join(LATEX.get(each, each) for each in plain(part))
+    return "".join(parts)
 
 
 def _draw(fig: "Figure", path: Path, about: dict[str, Any], file: BinaryIO) -> None:

@@ -84,7 +84,8 @@ def counted(alike: Sequence[pd.DataFrame], repeats: Sequence[str]) -> str:
     by = [name for name in repeats if name in SPLITS]
     within = [name for name in repeats if name not in by] or [SEED]
     single = [jobs for of in alike for _, jobs in of.groupby(by, dropna=False)] if by else alike
-    splits, seeds = (" and ".join(f"{setting(name)}s" for name in names) for names in (by, within))
+    splits = " and ".join(f"{setting(name)}s" for name in by)
+    seeds = f"{setting(within[0])}s" if len(within) == 1 else "repeats"
     each = f"{between([*map(len, single)])} {seeds}"
     if not by:
         return each

@@ -1,4 +1,6 @@
-"""The metrics of jobs, as their project declared them when they ran."""
+"""The metrics of jobs: which direction is better, as their project declared it when they ran, and
+how they are shown, as it declares that today.
+"""
 
 import json
 from dataclasses import dataclass, replace
@@ -17,8 +19,8 @@ Part = Literal["train", "val", "test"]
 WORDS = {"train": "training", "val": "validation", "test": "test"}
 
 DECLARED = "declared metrics"
-"""The column of a table of jobs that has the declarations, as JSON. No setting can have a name with
-a space."""
+"""The column of a table of jobs that has the declarations, as JSON, and the attribute that has
+today's. No setting can have a name with a space."""
 
 CURE = "name the values to draw in ONLY of plot.py"
 """What to do if jobs differ in too many settings for a figure."""
@@ -122,15 +124,13 @@ THROUGHPUT = Measured(
 
 def declared(jobs: pd.DataFrame) -> dict[str, Metric]:
     """Return the metrics that the jobs declare, by name; if there are several declarations, the
-    newest. Raises NoResults if one name has two directions.
+    newest, or today's if its direction is the same: another label or scale changes no result.
+    Raises NoResults if one name has two directions.
     """
     metrics: dict[str, Metric] = {}
     better: dict[str, dict[str, list[str]]] = {}
     for text, alike in jobs.sort_values("ended").groupby(DECLARED, sort=False):
-        try:
-            of_these: dict[str, Metric] = from_plain(json.loads(str(text)))
-        except (ValueError, SettingsError) as error:
-            raise NoResults(f"the metrics that the jobs declare cannot be read: {error}") from error
+        of_these = _read(str(text))
         metrics |= of_these
         for name, metric in of_these.items():
             better.setdefault(name, {}).setdefault(metric.better, []).extend(alike["job_id"])
@@ -142,8 +142,19 @@ def declared(jobs: pd.DataFrame) -> dict[str, Metric]:
                 f"{len(directions['higher'])}; run those declared wrongly again with --force, or "
                 f"delete them ({few(fewest, 3)})"
             )
+    today = _read(jobs.attrs.get(DECLARED, "{}"))
+    metrics |= {
+        n: today[n] for n, m in metrics.items() if n in today and today[n].better == m.better
+    }
     own = metrics.keys() - {*jobs.attrs.get("settings", ())}  # a label may be that of a setting
     return metrics | {n: replace(metrics[n], label=metric_label(n, metrics[n].label)) for n in own}
+
+
+def _read(text: str) -> dict[str, Metric]:
+    try:
+        return dict(from_plain(json.loads(text)))
+    except (ValueError, SettingsError) as error:
+        raise NoResults(f"the metrics that the jobs declare cannot be read: {error}") from error
 
 
 def monitored(jobs: pd.DataFrame) -> Measured:

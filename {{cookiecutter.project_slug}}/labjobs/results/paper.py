@@ -16,12 +16,16 @@ from labjobs.errors import SettingsError
 from labjobs.files import read_json
 from labjobs.results import groups, paper_tables, style, tables
 from labjobs.results.metrics import NoResults
+from labjobs.results.paper_tables import Tabulating
 from labjobs.results.style import Venue
 
 LENGTH = r"in\b|\s*(?:pt|cm|mm|em|ex|bp)\b|\\[a-z]*width"  # but `0.93 in all runs` is none
 
-NUMBER = re.compile(rf"(?<![^\W_]|[.\\])\d+\.\d+(?![^\W_x]|\.\d|{LENGTH})")
-"""A decimal number that is no length and no version; `1.7x` and `0.93_{0.01}` are numbers."""
+NUMBER = re.compile(
+    rf"(?<![^\W_]|[.,\\])(?:\d[\d,]*)?\.\d+(?:e[-+]?\d+)?(?![^\W_]{{2}}|\d|\.\d|{LENGTH})"
+)
+"""A decimal number that is no length and no version; `1,234.5`, `.93`, `7.8e-3`, `1.7x`, `45.6M`
+and `0.93_{0.01}` are numbers."""
 
 UNSEEN = re.compile(
     r"(?<!\\)%.*|\\(?:input|includegraphics|[vh]space|label|ref|cite\w*)\b[^}]*}"
@@ -54,7 +58,7 @@ def findings(paper: Path, figures: Path, of_tables: Path) -> list[str]:
     before = text.count("\n", 0, len(text) - len(body))
     found = []
     for place, line in enumerate(body.split("\n"), before + 1):
-        for number in NUMBER.findall(UNSEEN.sub(" ", line)):
+        for number in NUMBER.findall(UNSEEN.sub(" ", line.replace("{,}", ","))):
             if not any(_is(value, number) for value in known):
                 found.append(f"{paper}:{place}: no result is {number}")
         found += [f"{paper}:{place}: {each}" for each in _scaled(line, figures)]
@@ -78,8 +82,9 @@ def _known(figures: Path, of_tables: Path) -> Iterator[float]:
 def _is(value: float, text: str) -> bool:
     """Whether a value rounds to a number as it is written, as it is or as a percentage. Signs are
     left to the words around a number."""
-    decimals, wanted = len(text.partition(".")[2]), float(text)
-    half = 0.5000001 * 10.0**-decimals
+    digits, _, exponent = text.replace(",", "").partition("e")
+    decimals, wanted = len(digits.partition(".")[2]), float(f"{digits}e{exponent or 0}")
+    half = 0.5000001 * 10.0 ** (int(exponent or 0) - decimals)
     return any(abs(abs(value) * factor - wanted) <= half for factor in (1, 100))
 
 
@@ -112,14 +117,14 @@ def _scale(options: str, venue: Venue) -> float | None:
     return inches / nearest
 
 
-def checklist(jobs: pd.DataFrame, left_out: str) -> str:
+def checklist(jobs: pd.DataFrame, left_out: str, main: Tabulating | None) -> str:
     """Return the answers to items 7 and 8, statistical significance and compute resources, that the
     jobs of plot.py give: neurips.cc/public/guides/PaperChecklist. `left_out` is a sentence about
-    others."""
-    return "\n".join([*_significance(jobs, left_out), "", *_compute(jobs)])
+    others, `main` what makes the main table, if plot.py has one."""
+    return "\n".join([*_significance(jobs, left_out, main), "", *_compute(jobs)])
 
 
-def _significance(jobs: pd.DataFrame, left_out: str) -> list[str]:
+def _significance(jobs: pd.DataFrame, left_out: str, main: Tabulating | None) -> list[str]:
     repeats = groups.varying_repeats(jobs)
     fixed = [name for name in groups.repeated(jobs) if name not in repeats]
     tried = Counter(paper_tables.tried(jobs)["state"])
@@ -132,8 +137,9 @@ def _significance(jobs: pd.DataFrame, left_out: str) -> list[str]:
         f"- Varied between repeats: {style.settings(repeats) if repeats else 'nothing'}{same}.",
     ]
     try:
-        table = paper_tables.results(jobs)
-        lines.append(f"- {table.what}, as in tables/main.tex:{table.about}")
+        if main:
+            table, _ = main(jobs)
+            lines.append(f"- {table.what}, as in the table main:{table.about}")
     except NoResults as none:
         lines.append(f"- There is no table of test results: {none}.")
     return [

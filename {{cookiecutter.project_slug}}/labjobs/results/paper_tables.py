@@ -96,6 +96,10 @@ class Table:
             row.append(cell)
 
 
+Tabulating = Callable[[pd.DataFrame], tuple[Table, str]]
+"""From a table of jobs to a table for a paper and its caption."""
+
+
 def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] = ()) -> Table:
     """Return the results of settings, a row for each, on all tasks.
 
@@ -147,11 +151,10 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
                 table.records.append(record)
     chosen_by = "".join(f" {task[:1].upper()}{task[1:]}:{how}" for task, how in said.items() if how)
     chosen_by = said.popitem()[1] if len({*said.values()}) == 1 else chosen_by
-    geometric = " Means of logarithmic metrics are geometric."
-    geometric *= any(metric.log for metric in metrics)
-    table.about = (
-        _intervals(over(every)) + geometric + _bold(table) + chosen_by + fewer + others + splits
-    )
+    few = " Means of fewer than 3 repeats have no interval."
+    few *= bool(over(every)) and any(0 < len(each) < NEEDED for each in every)
+    table.about = _intervals(over(every)) + few + _geometric(metrics)
+    table.about += _bold(table) + chosen_by + fewer + others + splits
     table.about += _confirmed(table, grid.jobs)
     return _turned(table) if len(metrics) == 1 < MOST_TASKS < len(table.columns) else table
 
@@ -211,7 +214,7 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
     ratios *= any(metric.log for metric in metrics)
     table.about = (
         f"Rows below the baseline ({reference}) are differences from it{ratios}."
-        f"{_intervals(either(known))}"
+        f"{_intervals(either(known))}{_geometric(metrics)}"
     )
     if any(cell.bold for row in table.rows.values() for cell in row):
         level = "5% level for all rows of a column together"
@@ -568,6 +571,11 @@ def _intervals(known: str) -> str:
     if not known:
         return f" Means of fewer than {NEEDED} repeats have no interval."
     return f" ± and parentheses: 95% intervals over {known}."
+
+
+def _geometric(metrics: Iterable[Measured]) -> str:
+    logarithmic = any(metric.log for metric in metrics)
+    return " Means of logarithmic metrics are geometric." * logarithmic
 
 
 def _confirmed(table: Table, jobs: pd.DataFrame) -> str:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import signal
 import sys
 import warnings
 from collections import Counter
@@ -35,18 +36,16 @@ from labjobs.results import (
     style,
     table_files,
     tables,
+    text,
 )
 from labjobs.results.comparison import MOST
 from labjobs.results.metrics import SHOWN, WORDS, NoResults, chooser, declared
-from labjobs.results.paper_tables import Table
+from labjobs.results.paper_tables import Tabulating
 from labjobs.tracking import stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name
 
 Drawing = Callable[[pd.DataFrame], tuple[Any, str]]
 """From a table of jobs to a figure and its caption."""
-
-Tabulating = Callable[[pd.DataFrame], tuple[Table, str]]
-"""From a table of jobs to a table for a paper and its caption."""
 
 Lines = Callable[[], list[str]]
 """Problems of a figure or a table, or what is said of its files."""
@@ -85,23 +84,26 @@ def main(
         if args.provenance or args.audit or args.venue == "list":
             return _answer(args)
         figures.use(style.named(args.venue))
+        text.check_labels("LABELS in plot.py", labels.values())
         style.label_settings(labels)
         pages = _Pages(args, names, of_tables)
         try:
             found = _tried(args, kind, only, script)
             if args.checklist:
-                print(paper.checklist(found.jobs, found.left_out()))
+                print(paper.checklist(found.jobs, found.left_out(), printed.get("main")))
                 return exit_status.DONE
             _draw(pages, found, of_all, of_one, of_tasks, of_searches)
             _write(pages, found, printed, whole)
             if args.page:
                 _write_page(pages, found)
-        except (NoResults, SettingsError):
+        except NoResults:
             pages.end()
             raise
         return pages.end()
     except SettingsError as error:
         return leave(exit_status.WRONG, f"plot.py: {error}")
+    except KeyboardInterrupt:
+        return leave(exit_status.SIGNALLED + signal.SIGINT, "plot.py: interrupted")
     except (NoResults, OSError) as error:
         said = cause(error) if isinstance(error, OSError) else error
         return leave(exit_status.FAILED, f"plot.py: {said}")
@@ -236,12 +238,13 @@ def _tried(
         require_known([args.task], tasks, "--task {}: no job has this task")
         only = {**only, tasks[args.task]: args.task}
     wanted = tables.only(every, only)
-    tried = tables.unfinished(args.experiment, script)
+    tried = tables.unfinished(args.experiment, kind, script)
     known = {name: value for name, value in only.items() if name in tried}
     others, jobs = tables.with_values(tried, known), wanted
     if not args.any_code:
         jobs = _without_earlier_trials(jobs)
-    declared(jobs)  # no figure can be correct if a metric has two directions
+    # No figure can be correct if a metric has two directions.
+    text.check_labels("METRICS", (metric.label for metric in declared(jobs).values()))
     jobs.attrs[SHOWN] = args.metric
     earlier = wanted.drop(jobs.index).assign(state="diverged with other code or data")
     rows = (row for some in (earlier, others) for row in some.to_dict("records"))
@@ -312,10 +315,10 @@ def _write(
             save = partial(table_files.save, table, out / name, caption, about, venue)
             if pages.write(out / name, table_files.KINDS, check, save):
                 written[name] = table
-    texts = [table_files.macros(written), table_files.as_csv(found.tried)]
-    for name, text in zip(whole, texts, strict=True) if written else ():
+    contents = [table_files.macros(written), table_files.as_csv(found.tried)]
+    for name, content in zip(whole, contents, strict=True) if written else ():
         path, record = out / name, out / f"{Path(name).stem}.json"
-        write_text(path, text)
+        write_text(path, content)
         write_json(record, _provenance(jobs) | {"table": record.stem})
         pages.files += [path, record]
 

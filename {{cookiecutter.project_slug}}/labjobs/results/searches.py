@@ -158,11 +158,11 @@ def searches(jobs: pd.DataFrame) -> list[Search]:
     keys = pd.Series([json.dumps(draw) for draw in draws], every.index)
     ranges = {key: _ranges(json.loads(key)["ranges"], every) for key in keys.unique()}
     drawn = {name for its in ranges.values() for name in its}
-    labels = groups.label(every, [name for name in groups.varied(every) if name not in drawn])
+    labels = groups.label(every, [name for name in _chosen(every) if name not in drawn])
     named = list[tuple[str, int, Search]]()
     for key, alike in every.groupby(keys, sort=False):
         declared, its = json.loads(str(key)), ranges[str(key)]
-        others = [name for name in groups.varied(alike) if name not in its]
+        others = [name for name in _chosen(alike) if name not in its]
         for own in groups.groups(alike, others).values():
             line, label = declared.get("proposal", ""), labels[own.index[0]]
             name = ", ".join(filter(None, [line, str(label)])) or "search"
@@ -180,6 +180,13 @@ def searches(jobs: pd.DataFrame) -> list[Search]:
             number = names[: place + 1].count(name)
             found[place] = replace(found[place], name=f"{name} ({number})")
     return found
+
+
+def _chosen(jobs: pd.DataFrame) -> list[str]:
+    """The settings that somebody has varied: not those of which all jobs in which they count have
+    the same value."""
+    nested = {*jobs.attrs.get("nested", ())}
+    return [n for n in groups.varied(jobs) if n not in nested or jobs[n].nunique() > 1]
 
 
 def _ranges(texts: Mapping[str, str], jobs: pd.DataFrame) -> dict[str, Range]:

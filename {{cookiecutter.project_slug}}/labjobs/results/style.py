@@ -195,9 +195,11 @@ def settings(names: Sequence[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def number(value: float, digits: int = 3) -> str:
-    """Return a number in few characters, without superscripts: 0.001, 1e-5."""
-    return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+def number(value: float, digits: int | None = 3) -> str:
+    """Return a number in few characters, without superscripts: 0.001, 1e-5. With None, it has as
+    many digits as distinguish it from all others."""
+    text = f"{value:.{digits}g}" if digits else str(float(value))
+    return text.replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 
 
 def decimals(found: Iterable[Sequence[Any]], values: Iterable[float] = ()) -> int | None:
@@ -225,19 +227,24 @@ def signed(text: str) -> str:
 
 def names(values: Iterable[Any]) -> dict[Any, str]:
     """Return each distinct value of a setting, None first and numbers in words in their order, as
-    it is written: as on the command line, but in as few digits as distinguish them."""
+    it is written: as on the command line, but in as few digits as distinguish them, and in quotes
+    where words would read like another value."""
     each = sorted(set(values), key=_place)
     texts: list[str] = []
-    for digits in (3, 6, 17):
+    for digits in (3, 6, None):
         texts = [
             number(value, digits)
             if isinstance(value, float)
-            else as_text(None if value == NONE else value).replace("$", r"\$") or "(empty)"
+            else as_text(None if value == NONE else value).replace("$", r"\$").replace("\n", " ")
+            or "(empty)"
             for value in each
         ]
         if len({*texts}) == len(each):
-            break
-    return dict(zip(each, texts, strict=True))
+            return dict(zip(each, texts, strict=True))
+    return {
+        value: f'"{value}"' if isinstance(value, str) and texts.count(text) > 1 else text
+        for value, text in zip(each, texts, strict=True)
+    }
 
 
 NONE = "None"  # what is stored of a setting without a value, beside words such as ids of jobs

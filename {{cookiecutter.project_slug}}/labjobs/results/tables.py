@@ -23,10 +23,10 @@ from labjobs import layout
 from labjobs.cli import flags
 from labjobs.errors import cause, few, require_known
 from labjobs.files import read_json, read_record
-from labjobs.job import runtime
+from labjobs.job import identity, runtime
 from labjobs.job.identity import DEFAULT
 from labjobs.results.metrics import CURE, DECLARED, Measured, NoResults
-from labjobs.settings import FORK, LAST, roles
+from labjobs.settings import FORK, LAST, as_plain, roles
 from labjobs.tracking import stored_jobs
 
 UNFINISHED = "unfinished"
@@ -61,7 +61,7 @@ def jobs(
     With the class of the project's settings (`kind`), a job's row shows its attempt with the
     present code and data, if it has one; otherwise, its latest attempt. The column `stale` says
     whether that attempt's code or data differs from the present, `unchecked` why that cannot be
-    told.
+    told; metrics are shown as the script declares them today.
 
     The table has the jobs that finished and those that diverged (column `diverged`), which have
     settings and costs but no results. Jobs that `jobs.py find` has run are left out. Settings have
@@ -93,13 +93,15 @@ def jobs(
     table = pd.DataFrame(rows)
     table["stale"] = [bool(evidence.change) for _, evidence in chosen]
     table["unchecked"] = [evidence.unchecked for _, evidence in chosen]
-    settings = _settings(found, found)
+    settings = _settings(found, found, kind)
     for name, values in settings.items():
         table[name] = pd.Series(values, dtype=object if None in values else None)
     known = flags.of(kind) if kind else None
     nested = [*known.when, *known.replacing] if known else []
     table.attrs |= {"settings": sorted(settings), "roles": roles(kind), "nested": nested}
     table.attrs["experiment"] = experiment
+    if kind:
+        table.attrs[DECLARED] = json.dumps(as_plain(identity.read(script).metrics))
     return table
 
 
@@ -121,9 +123,9 @@ def joined(jobs: pd.DataFrame, inputs: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def unfinished(experiment: str, script: str) -> pd.DataFrame:
+def unfinished(experiment: str, kind: type[Any] | None, script: str) -> pd.DataFrame:
     """Return the settings of the jobs that were tried and have no results, why (`state`), and what
-    they cost, one row per job."""
+    they cost, one row per job; `kind` is as for `jobs`."""
     every = [
         job
         for job in stored_jobs.every(experiment)
@@ -131,7 +133,7 @@ def unfinished(experiment: str, script: str) -> pd.DataFrame:
     ]
     found = stored_jobs.unfinished(every)
     table = pd.DataFrame({"job_id": [job["job_id"] for job in found]})
-    for name, values in _settings(found, every).items():
+    for name, values in _settings(found, every, kind).items():
         table[name] = pd.Series(values, dtype=object)
     table["state"] = [job["state"] for job in found]
     table[SEARCH] = [_draw(job["tags"]) for job in found]
@@ -195,7 +197,7 @@ def curves(jobs: pd.DataFrame, key: str, along: str = "step") -> pd.DataFrame:
     not known how many examples or tokens a step has.
     """
     points = _points(jobs, key)
-    require_known([along], ALONG, "plot.py: no curves along {}")
+    require_known([along], ALONG, "ALONG in plot.py: no curves along {}")
     if along in ("epoch", "seconds"):
         places = _points(jobs, {"epoch": "epoch", "seconds": "elapsed_seconds"}[along])
         points = points.merge(places.rename(columns={"value": "at"}))
@@ -261,16 +263,20 @@ def continuing(jobs: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def _settings(
-    found: list[stored_jobs.StoredJob], every: list[stored_jobs.StoredJob]
+    found: list[stored_jobs.StoredJob], every: list[stored_jobs.StoredJob], kind: type[Any] | None
 ) -> dict[str, list[Any]]:
     """The values that jobs have of the settings of every job, converted back from the stored text
-    if that works for all of them."""
+    if that works for all of them, and unless today's class of settings says that they are words."""
     # The neutral values of settings that some jobs are older than, and former names.
     older: dict[str, Any] = {}
     renamed: dict[str, str] = {}
-    for job in sorted(every, key=lambda job: job["ended"]):  # the newest counts
+    for job in sorted(every, key=lambda job: job["ended"]):  # the newest counts, or else today's
         older |= json.loads(job["tags"].get("neutral", "{}"))
         renamed |= json.loads(job["tags"].get("former", "{}"))
+    renamed |= identity.since(kind)["former"] if kind else {}
+    readers = {name: flag.reader for name, flag in (flags.of(kind) if kind else {}).items()}
+    # Settings that are words, such as `1` or `[1, 2]`, and whether they may be None.
+    words = {name: "none" in each.words for name, each in readers.items() if each.types == [str]}
 
     @cache
     def today(name: str) -> str:
@@ -284,7 +290,10 @@ def _settings(
     for name in {*older, *(today(name) for job in every for name in job["params"])}:
         texts = [each.get(name, str(older.get(name))) for each in params]
         values = [stored_jobs.fresh_value(text) for text in texts]
-        if any(isinstance(value, str) for value in values):
+        if name in words:
+            optional = words[name]
+            values = [None if text == "None" and optional else text for text in texts]
+        elif any(isinstance(value, str) for value in values):
             values = [
                 v if isinstance(v, str) or (name not in each and v is None) else text
                 for v, text, each in zip(values, texts, params, strict=True)

@@ -1,6 +1,6 @@
 """Text that fits its place: labels in lines, names of rows and columns, numbers in cells."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import matplotlib
@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
+from labjobs.errors import SettingsError
 from labjobs.results.metrics import CURE, NoResults
 
 NAMED = 20  # largest number of columns or rows of an image that are named
@@ -33,6 +34,17 @@ def width(text: str, size: float | str) -> float:
     is_math = "$" in text.replace(r"\$", "")
     line, font = text if is_math else text.replace(r"\$", "$"), FontProperties(size=size)
     return float(text_to_path.get_text_width_height_descent(line, font, ismath=is_math)[0])
+
+
+def check_labels(where: str, labels: Iterable[str]) -> None:
+    """Raise SettingsError for a label whose mathematics matplotlib cannot set."""
+    for label in labels:
+        try:
+            width(label, 10)
+        except ValueError as error:
+            unknown = str(error).strip().splitlines()[-1].partition(", found")[0]
+            line = f"{where}: matplotlib cannot set {label} ({unknown})"
+            raise SettingsError(f"{line}; write other mathematics, or \\$ for a dollar") from None
 
 
 def wrapped(text: str, points: float, size: float | str) -> str:

@@ -578,6 +578,9 @@ class Job(Generic[S]):
         """Log the results of a finished job; returns them with those of its best evaluation."""
         if self._several:
             data_evidence.sync()  # process 0 collects what all have read
+        if not isinstance(results, dict):
+            wrong = f"main() returned {type(results).__name__}"
+            raise JobError(f"{wrong}; return the results, a dictionary, or {{}} if there are none")
         tested = numbers(results)
         self._check_same(tested)
         self.end_training()
