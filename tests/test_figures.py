@@ -21,7 +21,7 @@ from faults import some
 from labjobs import layout
 from labjobs.files import record
 from labjobs.job import identity
-from labjobs.results import figure_files, plotting, searches
+from labjobs.results import figure_files, plotting, searches, tables
 from labjobs.settings import CONFIRMING
 from labjobs.sweeps import search
 from repository import REPOSITORY
@@ -382,6 +382,21 @@ def test_trials_that_are_no_sample_have_no_band(draw, store, figures):
     assert ": its results decided when it ended" in drawn.caption("search-expected")
 
 
+def test_a_setting_that_applies_to_some_trials_divides_no_search(draw, store):
+    """Nobody has varied it."""
+    words = shlex.split(f"8 seed=1 --lr 'log 1e-4 1e-1' {CONDITION}")
+    for number, (job, drawn) in enumerate(search.jobs(words)):
+        given = {"momentum": None} | {f[2:]: value for f, value in search.flags(job).items()}
+        given["nesterov"] = False if given["optimizer"] == "sgd" else None
+        how = {"tags": {"search": json.dumps(drawn)}, "monitor": "val_loss", "seed": 0}
+        store.job("nested", {"val_loss": [number + 1.0]}, **how, **given)
+    jobs = tables.jobs("nested")
+    assert jobs["optimizer"].nunique() == 2
+    jobs.attrs["nested"] = ["momentum", "nesterov"]
+    (found,) = searches.searches(jobs)
+    assert len(found.trials) == 8
+
+
 def test_a_search_without_results_is_left_out(draw, store):
     words = "9 --lr 'log 1e-4 1e-1' -- --width {}"
     trials(store, "few", words.format(8).replace("9", "1", 1), lambda settings: settings["lr"])
@@ -727,6 +742,7 @@ def test_a_paper_is_compared_with_the_results(draw, tmp_path, capsys, monkeypatc
     \begin{{document}}
     With {known}, or {100 * float(known):.1f}\%, it is better than 0.12345. % and than 0.54321
     It is 0.1357 in all runs of 20.0000 epochs, $54.2468_{{0.0135}}$, ${known}\pm0.0777$ and 7.77x.
+    Version 1.2.3 has {known.removeprefix("0")}, .98764, 7.77e-3, 45.67M, 0.123s and 1{{,}}234.5.
     \includegraphics{{ranking.pdf}} \hspace{{0.98765in}}
     \includegraphics[width=1.5in]{{x/ranking.pdf}}
     \end{{document}}
@@ -741,10 +757,11 @@ def test_a_paper_is_compared_with_the_results(draw, tmp_path, capsys, monkeypatc
     wrong = [
         ("4", "0.12345"),
         *(("5", n) for n in ("0.1357", "20.0000", "54.2468", "0.0135", "0.0777", "7.77")),
+        *(("6", number) for number in (".98764", "7.77e-3", "45.67", "0.123", "1,234.5")),
     ]
-    assert said[:7] == [f"{paper}:{line}: no result is {number}" for line, number in wrong]
-    assert said[7].startswith(f"{paper}:7: x/ranking.pdf is included at 46%, with text of 4.2 pt; ")
-    assert len(said) == 8
+    *numbers, last = said
+    assert numbers == [f"{paper}:{line}: no result is {number}" for line, number in wrong]
+    assert last.startswith(f"{paper}:8: x/ranking.pdf is included at 46%, with text of 4.2 pt; ")
 
 
 def test_the_checklist_counts_what_was_tried(draw, capsys, monkeypatch, store):

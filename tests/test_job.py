@@ -232,6 +232,28 @@ def test_a_fault_in_the_projects_code_is_one_line_and_its_trace_is_kept(fresh):
     assert "Traceback" in (fresh.folder(job_of(done)) / "log.txt").read_text()
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("sys.exit()", "failed: SystemExit (run.py:"),
+        ("raise KeyboardInterrupt('mine')", "failed: KeyboardInterrupt: mine (run.py:"),
+        ("return None", "failed: main() returned NoneType; return the results, a dictionary, or"),
+    ],
+)
+def test_a_job_that_ends_without_results_has_failed(fresh, statement, said):
+    """Not finished, as its exit status would say."""
+    fresh.edit("run.py", "    job.load_best(model=model)\n", f"    {statement}\n")
+    write_grid(fresh.root, shlex.join(QUICK))
+    swept = fresh.do("bash", "run.sh")
+    assert (swept.returncode, swept.stdout.splitlines()[-1]) == (
+        *(1, "0 of 1 jobs finished, 0 of them now; 1 failed"),
+    )
+    line = one_line(fresh.run(*QUICK, "--quiet"), 1)
+    assert said in line
+    assert "1 job: 1 failed" in fresh.do("python", "jobs.py", "list").stdout
+
+
 WRONG = """
 
 

@@ -168,6 +168,22 @@ def test_a_job_that_diverged_is_accepted_like_the_others(project):
     assert found.pop(job)[0] == "diverged" and {*found.values()} == {("finished", "")}
 
 
+@pytest.mark.full
+def test_the_results_of_an_experiment_that_was_undone_are_never_accepted(project):
+    """What counted before the edit that is accepted counts again, and nothing else."""
+    before = project.folder(project.finish(*SHORT))
+    project.edit("models.py", "nn.ReLU()", "nn.Tanh()")
+    succeeded(project.run(*SHORT, "--force"))
+    project.edit("models.py", "nn.Tanh()", "nn.ReLU()")
+    project.edit("models.py", "nn.Flatten(),", "nn.Flatten(1),")
+    accepted = succeeded(project.do("python", "jobs.py", "accept", "--because", "a default"))
+    assert "accepted: models.MLP, of 1 job (not verified)\n" in accepted.stdout
+    shown = project.do("python", "jobs.py", "show", before.parent.name, "--json").stdout
+    attempts = json.loads(shown)["attempts"]
+    counts = [Path(each["folder"]) for each in attempts if not each["change"]]
+    assert counts == [before] and len(attempts) == 2
+
+
 # Whether a job still fits has three answers, and all commands give the same.
 
 FITS, CHANGED, UNKNOWN = "fits", "changed", "unknown"

@@ -142,9 +142,6 @@ def side(project: Project, given: str) -> Side:
         chosen = inventory.fulfilling(f"{given},state=finished", every)
         if not chosen:
             raise SettingsError(f"{given}: no finished job here has such settings")
-        # Those with the present code, as figures show them; after an edit, all are of other code.
-        present = [job for job in chosen if job.state(project.view).word in ("finished", "unsent")]
-        chosen = present or chosen
         return Side(given, [(job, Recorded(job.latest)) for job in chosen if job.latest])
     prefix, _, begins = given.partition("/")
     job = project.one(prefix)
@@ -263,6 +260,9 @@ def _of_groups(one: Side, other: Side, differ: set[str]) -> Rows:
     try:
         every = tables.jobs(experiment_name(), identity.read(script).settings, script)
         every = every[every["job_id"].isin(of[0] | of[1])]
+        present = every[~every["stale"]]  # if both have some, stale jobs are in no mean
+        if all(present["job_id"].isin(ids).any() for ids in of):
+            every = present
         by = {*groups.with_role(every, "task"), *groups.varied(every)} - differ
         rest = sorted(name for name in by if groups.combinations(every, [name]) > 1)
         alike, metrics = groups.groups(every, rest), declared(every)

@@ -8,6 +8,7 @@ that was only moved, reformatted or commented.
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
@@ -176,8 +177,18 @@ def changed(folder: Path, code: Fingerprint) -> list[str]:
 
 
 def distance(folder: Path, code: Fingerprint) -> float:
-    """Return how many parts of the code have changed since a job; infinity if that is not known."""
-    return len(changed(folder, code)) or (0 if fits(digest(folder), code) else math.inf)
+    """Return how many lines of the code have changed since a job, one at least in each part that
+    has; infinity if that is not known."""
+    names, kept, now = changed(folder, code), parts(folder), present_as_in(folder, code)
+    if not names:
+        return 0 if fits(digest(folder), code) else math.inf
+    lines = 0
+    for name in names:
+        is_stored = name in now.parts and not name.startswith("file:")
+        was = Counter(kept.get(name, {}).get("source", "").splitlines())
+        present = Counter(now.source(name).splitlines() if is_stored else [])
+        lines += ((was - present) + (present - was)).total() or 1
+    return lines
 
 
 def difference(folder: Path, code: Fingerprint) -> str:
