@@ -389,8 +389,8 @@ def test_a_setting_that_applies_to_some_trials_divides_no_search(draw, store):
         given = {"momentum": None} | {f[2:]: value for f, value in search.flags(job).items()}
         given["nesterov"] = False if given["optimizer"] == "sgd" else None
         how = {"tags": {"search": json.dumps(drawn)}, "monitor": "val_loss", "seed": 0}
-        store.job("nested", {"val_loss": [number + 1.0]}, **how, **given)
-    jobs = tables.jobs("nested")
+        store.job("divided", {"val_loss": [number + 1.0]}, **how, **given)
+    jobs = tables.jobs("divided")
     assert jobs["optimizer"].nunique() == 2
     jobs.attrs["nested"] = ["momentum", "nesterov"]
     (found,) = searches.searches(jobs)

@@ -317,7 +317,7 @@ def test_damaged_records(jobs):
         (("list", "--where", "pretrained=no"), "--where pretrained=no: pretrained is on or off"),
         (
             ("list", "--where", "eval-every<9"),
-            "eval_every is 1e in some jobs, which is neither",
+            "eval_every is 1e in some jobs, which cannot be compared",
         ),
         (("cluster",), "which command? cluster check; see --help"),
         (("cluster", "checks", "lab"), "cluster checks: no such command; did you mean"),

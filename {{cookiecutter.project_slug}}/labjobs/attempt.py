@@ -162,12 +162,12 @@ class Attempt:
             self._open()
             if failure:
                 raise failure
-            said = self._result(job, main)
+            said = self._result(job, main)  # sys.exit() in it finishes no job
         except Stopped as stop:
             if self._first and self._first.fault:  # torchrun has stopped the others
                 return self._failed(JobError(self._first.fault))
             return self._stopped(stop)
-        except BaseException as error:  # also sys.exit(), with which no job is finished
+        except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:
             # With several processes, torchrun stops all of them once one has ended.
             terminal.handle_signals(signal.SIG_IGN if self.processes else signal.SIG_DFL)
             if self._first and self._is_lost(error):

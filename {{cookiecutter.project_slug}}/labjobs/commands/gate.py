@@ -206,8 +206,9 @@ def _tried(job: Job, words: list[str]) -> JobFolder[Any]:
 def _base(
     jobs: list[Job], tried: Mapping[str, JobFolder[Any]], begins: str, known: Sequence[Try]
 ) -> list[tuple[Job, Path]]:
-    """The jobs to compare with, and their attempts: finished, with the code that ran last, but for
-    code that was tried and was not better. Raises SettingsError if there are none."""
+    """The jobs to compare with, and their attempts: finished, with the present code if flags are
+    tried, or else with the code that ran last, but for code that was tried and was not better.
+    Raises SettingsError if there are none."""
     rejected = {t.code for t in known if t.answer in ("worse", "undecided") and not t.flags}
     found: dict[str, list[tuple[Job, Path]]] = {}
     itself = False
@@ -225,7 +226,13 @@ def _base(
         raise SettingsError("nothing is tried: code and settings are those of these jobs")
     if not found:
         raise SettingsError("none of these jobs has finished; run them first")
-    return max(found.values(), key=lambda each: max(journal.last_time(p) for _, p in each))
+    present = [
+        each
+        for digest, each in found.items()
+        if (own := each[0][0].folder) and code_evidence.fits(digest, own.code)
+    ]
+    last = sorted(found.values(), key=lambda each: max(journal.last_time(p) for _, p in each))
+    return [*last, *present][-1]
 
 
 def _metric(given: str, job: Job, attempt: Path) -> tuple[str, int]:

@@ -212,6 +212,14 @@ class System:
         return task
 
 
+def _with_clock(script: str, cluster: Cluster) -> str:
+    """A task's script that warns itself before its time limit."""
+    if not cluster.time:
+        return script
+    clock = f"timeout --foreground --preserve-status -s USR1 {cluster.seconds - WARNING}"
+    return f"exec {clock} /bin/sh -c {shlex.quote(script)}"
+
+
 class Slurm(System):
     """Slurm."""
 
@@ -267,15 +275,16 @@ class GridEngine(System):
     """Slurm's words for the letters of a state, of which there may be several."""
 
     def _request(self, cluster: Cluster, array: Array) -> tuple[list[str], str]:
-        """USR2 comes before tasks are deleted."""
+        """USR2 comes before tasks are deleted. `s_rt` would send it too, and end the task, if the
+        task has been put back before."""
         words = ["-terse", "-t", f"1-{array.size}", "-N", self._name, "-S", "/bin/sh", "-V"]
         words += ["-notify", "-r", "y" if cluster.requeue else "n", "-j", "y"]
         words += ["-o", f"{array.output}/gridengine-$JOB_ID.$TASK_ID.txt", *cluster.wanted]
-        words += ["-l", f"s_rt={cluster.seconds - WARNING}"] if cluster.time else []
         words += ["-tc", str(cluster.at_most)] if cluster.at_most else []
         words += ["-hold_jid", ",".join(array.waits)] if array.waits else []
-        script = f"PATH=$SGE_O_PATH; {array.script}\n"  # Grid Engine gives tasks a PATH of its own
-        return [*words, *cluster.options], script
+        # Grid Engine gives tasks a PATH of its own. The clock is not to end by a signal.
+        script = f"PATH=$SGE_O_PATH; trap '' USR1 USR2; {_with_clock(array.script, cluster)}"
+        return [*words, *cluster.options], f"{script}\n"
 
     def _own(self, task: str) -> str:
         array, _, number = task.partition("_")
@@ -297,8 +306,8 @@ class GridEngine(System):
 
 
 class Pbs(System):
-    """PBS. Only its operators may put a task back (qrerun(1B)), and nothing warns of a time limit,
-    so the script has a clock of its own. An array waits for whole arrays, as in Grid Engine.
+    """PBS. Only its operators may put a task back (qrerun(1B)), and nothing warns of a time limit.
+    An array waits for whole arrays, as in Grid Engine.
 
     Forms that begin with a colon are parts of the chunk of nodes that a task gets.
     """
@@ -325,11 +334,7 @@ class Pbs(System):
         words += ["-W", f"depend=afterany:{':'.join(array.waits)}"] if array.waits else []
         output = shlex.quote(f"{array.output}/pbs-")
         start = f'exec >>{output}"$PBS_JOBID.txt" 2>&1; PATH=$PBS_O_PATH; '
-        script = array.script
-        if cluster.time:
-            clock = f"timeout --foreground --preserve-status -s USR1 {cluster.seconds - WARNING}"
-            script = f"exec {clock} /bin/sh -c {shlex.quote(script)}"
-        return [*words, *cluster.options], f"{start}{script}\n"
+        return [*words, *cluster.options], f"{start}{_with_clock(array.script, cluster)}\n"
 
     def _own(self, task: str) -> str:
         array, _, number = task.partition("_")
