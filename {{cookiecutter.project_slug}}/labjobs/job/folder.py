@@ -104,9 +104,9 @@ class JobFolder(Generic[S]):
         if self.begun:
             return self.path
         newest_first = attempts.all_of(self.root)[::-1]
-        finished = [path for path in newest_first if attempts.status_of(path) == "finished"]
-        if len(finished) < 2 or finished[0] != newest_first[0]:
+        if len(newest_first) < 2 or attempts.status_of(newest_first[0]) != "finished":
             return next(iter(newest_first), None)
+        finished = [path for path in newest_first if attempts.status_of(path) == "finished"]
         return min(finished, key=lambda path: code_evidence.distance(path, self.code))
 
     def compare(self, attempt: Path, tags: Mapping[str, str] | None = None) -> Evidence:

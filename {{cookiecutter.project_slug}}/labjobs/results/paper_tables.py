@@ -151,10 +151,15 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
                 table.records.append(record)
     chosen_by = "".join(f" {task[:1].upper()}{task[1:]}:{how}" for task, how in said.items() if how)
     chosen_by = said.popitem()[1] if len({*said.values()}) == 1 else chosen_by
-    few = " Means of fewer than 3 repeats have no interval."
-    few *= bool(over(every)) and any(0 < len(each) < NEEDED for each in every)
-    table.about = _intervals(over(every)) + few + _geometric(metrics)
-    table.about += _bold(table) + chosen_by + fewer + others + splits
+    table.about = (
+        _intervals(over(every), any(0 < len(each) < NEEDED for each in every))
+        + _geometric(metrics)
+        + _bold(table)
+        + chosen_by
+        + fewer
+        + others
+        + splits
+    )
     table.about += _confirmed(table, grid.jobs)
     return _turned(table) if len(metrics) == 1 < MOST_TASKS < len(table.columns) else table
 
@@ -567,10 +572,11 @@ def _record(
 # Sentences for captions; they begin with a space.
 
 
-def _intervals(known: str) -> str:
+def _intervals(known: str, some_lack: bool = False) -> str:
+    lacking = f" Means of fewer than {NEEDED} repeats have no interval."
     if not known:
-        return f" Means of fewer than {NEEDED} repeats have no interval."
-    return f" ± and parentheses: 95% intervals over {known}."
+        return lacking
+    return f" ± and parentheses: 95% intervals over {known}.{lacking * some_lack}"
 
 
 def _geometric(metrics: Iterable[Measured]) -> str:

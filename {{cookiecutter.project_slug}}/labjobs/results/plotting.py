@@ -489,10 +489,8 @@ def _differences(jobs: pd.DataFrame, mixed: list[str]) -> str:
     if monitors := _counted(jobs, "monitor", "by"):
         said += f" Jobs kept the weights that were best by different metrics: {monitors}."
     if continuing := int(tables.continuing(jobs).sum()):
-        said += (
-            f" Jobs that continue others: {continuing} of {len(jobs)}; their costs and settings "
-        )
-        said += "do not include those of the earlier jobs."
+        said += f" Jobs that continue others: {continuing} of {len(jobs)}; their costs and"
+        said += " settings do not include those of the earlier jobs."
     if audited := [*tables.audits(jobs).values()]:
         same = "all" if {*audited} == {"same"} else audited.count("same") or "none"
         of = f"{len(audited)} of {counted(len(jobs), 'job')}"
