@@ -75,6 +75,7 @@ def test_the_second_step_continues_after_a_kill(package, tmp_path):
     assert curves == undisturbed.journalled(job)["val_accuracy"] and len(curves) == 20
 
 
+@pytest.mark.long
 def test_the_third_step_runs_a_grid(package, tmp_path):
     script = patched(patched(PLAIN, FIRST), SECOND)
     more = {"run.sh": RUN.replace("epochs 3", "epochs 1"), "jobs.py": JOBS}

@@ -12,7 +12,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from faults import Project, assert_as_undisturbed, jobs_of, succeeded
+from faults import Project, assert_as_undisturbed, chosen, jobs_of, succeeded
 from gpus import Machine, needs_stand_in
 from test_recipes import graphed
 
@@ -37,7 +37,7 @@ steps that are not in a graph."""
 
 
 @needs_stand_in
-@pytest.mark.parametrize("kind", PLACES, ids=" ".join)
+@pytest.mark.parametrize("kind", chosen(PLACES, GRAPH), ids=" ".join)
 def test_killed_where_it_matters(project, tmp_path, pytestconfig, kind):
     """It ends with the bits that it would have had, each call compiled that would have been."""
     flags, places = (*FLAGS, *kind), PLACES[kind]

@@ -10,7 +10,7 @@ from faults import ended, job_of, succeeded
 QUICK = ("--epochs", "1", "--batch-size", "256", "--device", "cpu")
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_console_without_letters_is_no_reason_to_fail(project):
     """Of ASCII alone, in which Python may not do otherwise."""
     ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from faults import Project, one_line, some, succeeded
+from faults import Project, chosen, one_line, some, succeeded
 from repository import REPOSITORY
 from test_project import check
 
@@ -160,7 +160,7 @@ def one_folder(tmp_path_factory):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", chosen(EXAMPLES, "plain", "language"))
 def test_types(of_example, example, one_folder):
     shutil.rmtree(one_folder, ignore_errors=True)
     check("mypy", Path(shutil.copytree(of_example(example).root, one_folder)))

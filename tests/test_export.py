@@ -105,7 +105,7 @@ SHORT = ("--steps", "2")
 GRAPHS = (*SHORT, "--eval-every", "2", "--layers", "2")
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_several_inputs_whose_numbers_of_rows_grow(make, tmp_path):
     assert_same_elsewhere(exported(make, tmp_path, *GRAPHS, example="graphs"))
 

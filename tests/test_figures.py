@@ -181,7 +181,7 @@ def test_axes_take_at_least_70_percent_of_the_height(draw, figures):
     )
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_series_stand_near_their_places(draw, store, figures):
     """No point seems to have another value, and the caption says that series are moved."""
     for lr in (16, 32, 64):
@@ -405,7 +405,7 @@ def test_a_search_without_results_is_left_out(draw, store):
     assert f"left out {', '.join(SEARCHES)}: {why}halving has stopped)" in drawn.said
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_an_average_over_many_tasks(draw, store, edit, figures):
     """The figures of all tasks, with the recipe's in plot.py as a student has put it there."""
     for task, model, seed in product(range(5), ("mlp", "convnet"), range(3)):
@@ -505,7 +505,7 @@ def test_captions_say_where_means_end_and_what_is_not_compared(draw, store):
         assert few in drawn.caption(name), name
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_words_with_numbers_have_the_order_of_these(draw, store, figures):
     for warmup in ("10e", "2e", "500", "0"):
         accuracies(store, "spans", [0.5, 0.7 + 0.001 * len(warmup)], warmup=warmup)

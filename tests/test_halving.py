@@ -75,7 +75,7 @@ def test_states_counts_and_what_runs_when_the_line_is_taken_away(counting, tmp_p
     assert trained_twice(project, killed=set()) == 0
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_failed_job_blocks_its_rung_and_is_named(counting, tmp_path):
     project = counting.copy(tmp_path / "my_project")
     raising = 'job._folder.settings.note == "no" and 1 / 0; '

@@ -233,6 +233,16 @@ def test_a_fault_in_the_projects_code_is_one_line_and_its_trace_is_kept(fresh):
 
 
 @pytest.mark.full
+def test_compiled_on_a_cpu_it_trains_alike(fresh):
+    losses = []
+    for how in ("on", "off"):
+        flags = ("--epochs", "1", "--quiet", "--compile", how, "--note", how)
+        line = succeeded(fresh.run(*flags)).stdout.splitlines()[-1]  # after torch's own
+        losses.append(float(line.partition("best_val_loss ")[2].partition(",")[0]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("statement", "said"),
     [

@@ -91,7 +91,7 @@ def process_of(torchrun: int, number: int) -> int:
     raise AssertionError(number)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_what_goes_wrong_is_said_once(fresh):
     done = ended(together(fresh, 2, "--epochs", "many"))
     assert said(done) == ["run.py: --epochs many: must be a whole number"]

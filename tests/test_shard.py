@@ -143,7 +143,7 @@ def test_a_network_with_convolutions_is_divided(exact, tmp_path):
     succeeded(ended(together(project, 2, "--shard", *flags)))
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_network_that_cannot_be_divided_is_refused(exact, tmp_path):
     project = exact.copy(tmp_path / "scalar")
     project.edit(

@@ -238,7 +238,7 @@ def test_what_is_wrong_is_said_in_one_line(project, flags, said):
 # Networks of torchvision
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_published_weights_are_compared_to_their_last_layer(project, tmp_path):
     """In the true format, read from torch's cache."""
     env = {"TORCH_HOME": str(tmp_path / "torch")}

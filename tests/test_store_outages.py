@@ -174,6 +174,7 @@ def test_away_while_a_job_trains(train, server, database, outage):
     trial.away(server.kill, server.start, outage)
 
 
+@pytest.mark.long
 def test_database_away_from_the_start(train, database):
     database.stop()
     trial = train(database.uri, database.uri, FOREVER)
