@@ -122,7 +122,7 @@ def test_probes_learn_from_few_training_images_of_each_class(project):
     assert both[0] != both[1]
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_training_uses_no_labels(project, fresh):
     """With the labels of other images, the last weights and the training curve are the same."""
     fresh.edit("data.py", "(images, rows[:, -1].long())", "(images, rows[:, -1].long().roll(500))")

@@ -305,7 +305,7 @@ def trials(store, experiment, words, result, stopped=(), more=None, **settings):
 CONDITION = "--optimizer 'choice sgd adam' --momentum 'uniform 0.5 0.99 if --optimizer=sgd'"
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_search_has_figures_of_its_own(draw, store, figures):
     """Every trial is there, at its place, with what its settings and its result are."""
     words = f"40 seed=1 --lr 'log 1e-4 1e-1' {CONDITION} -- --width 8"
@@ -356,7 +356,7 @@ def test_a_search_has_figures_of_its_own(draw, store, figures):
 SEARCHES = [f"search-{kind}" for kind in ("slices", "expected", "best", "importance", "parallel")]
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_trials_that_are_no_sample_have_no_band(draw, store, figures):
     words = "12 --lr 'log 1e-4 1e-1' -- --width {}"
     loss = lambda settings: settings["lr"]  # noqa: E731

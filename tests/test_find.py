@@ -120,7 +120,7 @@ def test_a_batch_that_does_not_fit_ends_the_search(changed):
     assert started(do(changed, *words, "--threads", "1")) == 2  # which was not measured
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_each_number_of_workers_is_a_job(changed):
     done = do(changed, "find", "workers", "--largest", "1", "--json", "--", "--loader", "workers")
     answer = printed(done)

@@ -47,7 +47,7 @@ def test_a_small_dev_shm(project):
     assert "/dev/shm is too small for a batch" in said and "--ipc=host" in said
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_signal_ends_the_wait_for_a_batch_that_never_comes(project, tmp_path):
     """Then the same command goes on."""
     stuck = collated(project.copy(tmp_path / "stuck"), STUCK)
