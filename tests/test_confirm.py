@@ -45,6 +45,7 @@ def test_it_runs_once_the_others_have_ended_and_tables_report_it_alone(swept, fr
     assert "mean of 2 seeds" in caption
 
 
+@pytest.mark.long
 def test_it_waits_for_jobs_without_results_and_refuses_a_wrong_number(swept):
     waits = succeeded(swept("3", "--pause-after 10"))
     assert waits.stdout.splitlines()[-1] == "confirm waits until all jobs before it have results"

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from faults import Project, job_of, one_line, succeeded
+from faults import Project, chosen, job_of, one_line, succeeded
 from gpus import Machine, needs_stand_in
 from sweeps import NVIDIA_SMI, write_grid
 
@@ -105,7 +105,7 @@ def evaluated(said: str) -> set[str]:
     return {line for line in said.splitlines() if line.startswith("evaluated with")}
 
 
-@pytest.mark.parametrize("name", STRICT)
+@pytest.mark.parametrize("name", chosen(STRICT, "resident"))
 def test_no_step_waits_with_everything_on(strict, name):
     """And all of an evaluation is as exact as --precision says, in a process that has not trained
     too."""

@@ -71,7 +71,7 @@ def test_generations_follow_from_results_and_are_written_down(swept, fresh):
 DIVERGING = "--optimizer sgd --schedule constant --batch-size 512 --device cpu"
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_if_all_jobs_have_diverged_nothing_waits_for_them(fresh):
     write_lines(fresh.root, f"job --lr 1e30 --epochs 1 {DIVERGING}", "confirm 2")
     done = fresh.do("bash", "run.sh")

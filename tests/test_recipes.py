@@ -62,6 +62,7 @@ def assert_sound(project: Project) -> str:
     return job_of(succeeded(project.run(*SHORT)))
 
 
+@pytest.mark.long
 def test_another_loss(fresh):
     replace_function(fresh, "run.py", blocks("Another loss")[0])
     fresh.edit("run.py", "from torch.nn.functional import cross_entropy\n", "")
