@@ -734,6 +734,23 @@ def test_two_directions_of_one_name_are_refused_in_one_line(draw, store):
     assert drawn.said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        (r"$\\eta_0$ in %", ""),
+        (r"$\\bm{\\eta}$", "plot.py: LABELS in plot.py: matplotlib cannot set $\\bm{\\eta}$ ("),
+    ],
+)
+def test_mathematics_in_labels(draw, edit, label, said):
+    """The same in a figure and its caption; what cannot be set is named, and nothing drawn."""
+    edit(plot=('"learning rate"', f'"{label}"'))
+    drawn = draw("sweep", only=["metric-vs-setting", "ranking"])
+    assert drawn.said.startswith(said) and drawn.said.count("\n") <= 1
+    if not said:
+        text = (drawn.folder / "ranking.tex").read_text()
+        assert r"mlp, $\eta_0$ in \% 0.001" in text
+
+
 def test_a_paper_is_compared_with_the_results(draw, tmp_path, capsys, monkeypatch):
     drawn = draw("sweep", only=["ranking", "main", "ablation", "cost"])
     known = re.search(r"(0\.\d+) ± ", (drawn.folder / "main.md").read_text())[1]
