@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import Project, job_of, one_line, same, succeeded
+import servers
+import sqlalchemy
+from faults import POINTS, Project, curves, job_of, one_line, same, succeeded
 from labjobs.files import read_record, write_record
 
 SHORT = ("--epochs", "2", "--batch-size", "256", "--quiet")
@@ -72,6 +74,26 @@ def test_adopted_jobs_are_finished_with_the_same_bits(project, fresh, published,
         "adopted 0 jobs; 2 already here\n"
     )
     succeeded(fresh.do("python", "plot.py", "--format", "png"))
+
+
+@pytest.mark.long
+def test_jobs_are_adopted_into_postgresql(project, fresh, published):
+    with servers.postgres() as database:
+        fresh.env["MLFLOW_TRACKING_URI"] = database.uri
+        assert succeeded(adopt(fresh, published)).stdout.endswith("\n2 of 2 jobs sent\n")
+        journals = [*fresh.root.glob("runs/*/*/metrics.jsonl")]
+        written = [path.stat().st_mtime_ns for path in journals]
+        jobs = [job_of(succeeded(fresh.run(*SHORT, "--seed", seed))) for seed in "01"]
+        assert [path.stat().st_mtime_ns for path in journals] == written  # nothing was trained
+        engine = sqlalchemy.create_engine(database.uri, poolclass=sqlalchemy.NullPool)
+        query = sqlalchemy.text(POINTS.replace("?", ":job"))
+        with engine.connect() as store:
+            found = {job: [*map(tuple, store.execute(query, {"job": job}))] for job in jobs}
+        listed = json.loads(fresh.do("python", "jobs.py", "list", "--json").stdout)
+        assert {row["id"]: row["state"] for row in listed} == dict.fromkeys(jobs, "finished")
+    for job, points in found.items():
+        assert curves(points) == project.stored(job) != {}
+        assert same(fresh.weights(job), project.weights(job))
 
 
 @pytest.mark.full

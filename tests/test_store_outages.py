@@ -1,18 +1,20 @@
 """The tracking store goes away while a job trains."""
 
 import json
+import re
 import signal
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy
-from faults import Project, courier_of, ended, job_of, kill, silent, wait_until
+from faults import Project, chosen, courier_of, ended, job_of, kill, silent, wait_until
 from labjobs.tracking import costs
 from servers import guarded, mlflow_server, postgres
 
@@ -169,9 +171,38 @@ def outage(request):
     return float(request.config.getoption("--outage-seconds"))
 
 
-def test_away_while_a_job_trains(train, server, database, outage):
-    trial = train(server.uri, database.uri, FOREVER)
-    trial.away(server.kill, server.start, outage)
+OUTAGES = [("server", "kill", "start"), ("server", "freeze", "thaw"), ("database", "stop", "start")]
+
+
+@pytest.mark.parametrize("outage_of", chosen(OUTAGES, OUTAGES[0]))
+def test_away_while_a_job_trains(train, server, database, outage, outage_of):
+    what, go, come = outage_of
+    trial = train(server.uri, database.uri, FOREVER, "--note", f"{what} {go}")
+    it = {"server": server, "database": database}[what]
+    trial.away(getattr(it, go), getattr(it, come), outage)
+
+
+@pytest.mark.long
+def test_server_killed_for_good_and_the_rest_sent_later(train, server, database):
+    """Two jobs at once; the courier of one of them is killed too, so that its rest stays behind."""
+    left, outlived = (train(server.uri, database.uri, SHORT, "--seed", seed) for seed in "01")
+    left.begin()
+    outlived.begin()
+    courier = courier_of(left.process)
+    server.kill()
+    for trial in (left, outlived):
+        done = ended(trial.process)
+        assert done.returncode == 3
+        assert len(done.stderr.splitlines()) == 1 and "python jobs.py sync" in done.stderr
+    kill(courier)
+    server.start()
+    outlived.wait_until_all_is_there("FINISHED")
+    sync = ("python", "jobs.py", "sync")
+    sent = silent(left.project.do(*sync))
+    assert re.fullmatch(rf"job {left.folder.parent.name} \w+\n1 of 1 jobs \w+\n", sent.stdout)
+    left.wait_until_all_is_there("FINISHED")
+    assert len(silent(left.project.do(*sync)).stdout.splitlines()) == 1
+    assert "already finished" in silent(left.project.run(*left.flags)).stdout
 
 
 @pytest.mark.long
@@ -182,6 +213,14 @@ def test_database_away_from_the_start(train, database):
     database.start()
     trial.begin()
     trial.stop()
+
+
+@pytest.mark.long
+def test_sqlite_locked(train, tmp_path, outage):
+    address = f"sqlite:///{tmp_path}/store.db"
+    trial = train(address, address, FOREVER)
+    with closing(sqlite3.connect(tmp_path / "store.db", timeout=60)) as other:
+        trial.away(partial(other.execute, "BEGIN EXCLUSIVE"), other.rollback, 2 * outage)
 
 
 def test_a_finished_job_that_is_stopped_while_it_waits_for_the_store(train, tmp_path):
@@ -202,20 +241,30 @@ def test_a_finished_job_that_is_stopped_while_it_waits_for_the_store(train, tmp_
 
 PASSWORD = "correct horse"
 RIGHT = {"MLFLOW_TRACKING_USERNAME": "ada", "MLFLOW_TRACKING_PASSWORD": PASSWORD}
-WRONG = {**RIGHT, "MLFLOW_TRACKING_PASSWORD": "battery staple"}
+ANSWERS = {
+    "right": RIGHT,
+    "token": {"MLFLOW_TRACKING_TOKEN": PASSWORD},
+    "wrong": {**RIGHT, "MLFLOW_TRACKING_PASSWORD": "battery staple"},
+    "missing": dict[str, str](),
+}
 
 
-def test_a_server_that_asks_for_a_password(train, server, database):
+@pytest.mark.parametrize("answer", chosen(ANSWERS, "wrong"))
+def test_a_server_that_asks_for_a_password(train, server, database, answer):
+    given = ANSWERS[answer]
     with guarded(server, "ada", PASSWORD) as address:
-        trial = train(address, database.uri, 3, "--note", "guarded", **WRONG)
+        trial = train(address, database.uri, 3, "--note", answer, **given)
         wait_until(lambda: courier_of(trial.process) is not None)
         courier = courier_of(trial.process)
         done = ended(trial.process)
         trial.folder = trial.project.folder(job_of(done))
-        (line,) = done.stderr.splitlines()
-        assert done.returncode == 3 and "401" in line and "python jobs.py sync" in line
-        assert not any(secret in line for secret in WRONG.values())
-        kill(courier)  # or it would try for two more minutes
-        sent = silent(trial.project.do("python", "jobs.py", "sync", **RIGHT))
-        assert sent.stdout.endswith("1 of 1 jobs sent\n")
+        if answer in ("right", "token"):
+            assert (done.returncode, done.stderr) == (0, "")
+        else:
+            (line,) = done.stderr.splitlines()
+            assert done.returncode == 3 and "401" in line and "python jobs.py sync" in line
+            assert not any(secret in line for secret in given.values())
+            kill(courier)  # or it would try for two more minutes
+            sent = silent(trial.project.do("python", "jobs.py", "sync", **RIGHT))
+            assert sent.stdout.endswith("1 of 1 jobs sent\n")
         trial.wait_until_all_is_there("FINISHED")

@@ -226,13 +226,14 @@ def _base(
         raise SettingsError("nothing is tried: code and settings are those of these jobs")
     if not found:
         raise SettingsError("none of these jobs has finished; run them first")
-    present = [
-        each
-        for digest, each in found.items()
-        if (own := each[0][0].folder) and code_evidence.fits(digest, own.code)
-    ]
-    last = sorted(found.values(), key=lambda each: max(journal.last_time(p) for _, p in each))
-    return [*last, *present][-1]
+
+    def rank(digest: str) -> tuple[bool, int]:
+        """Whether a code is the present one, and when it last ran."""
+        folder = found[digest][0][0].folder
+        is_present = folder is not None and code_evidence.fits(digest, folder.code)
+        return is_present, max(journal.last_time(path) for _, path in found[digest])
+
+    return found[max(found, key=rank)]
 
 
 def _metric(given: str, job: Job, attempt: Path) -> tuple[str, int]:

@@ -149,18 +149,9 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
                 chosen = {"chosen_on_validation": name == first, **among}
                 record = _record(grid, name, alike[name], task, one, found.get(name), chosen)
                 table.records.append(record)
-    chosen_by = "".join(f" {task[:1].upper()}{task[1:]}:{how}" for task, how in said.items() if how)
-    chosen_by = said.popitem()[1] if len({*said.values()}) == 1 else chosen_by
-    table.about = (
-        _intervals(over(every), any(0 < len(each) < NEEDED for each in every))
-        + _geometric(metrics)
-        + _bold(table)
-        + chosen_by
-        + fewer
-        + others
-        + splits
-    )
-    table.about += _confirmed(table, grid.jobs)
+    some_lack = any(0 < len(each) < NEEDED for each in every)
+    table.about = _intervals(over(every), some_lack) + _geometric(metrics) + _bold(table)
+    table.about += _by_task(said) + fewer + others + splits + _confirmed(table, grid.jobs)
     return _turned(table) if len(metrics) == 1 < MOST_TASKS < len(table.columns) else table
 
 
@@ -577,6 +568,13 @@ def _intervals(known: str, some_lack: bool = False) -> str:
     if not known:
         return lacking
     return f" ± and parentheses: 95% intervals over {known}.{lacking * some_lack}"
+
+
+def _by_task(said: Mapping[str, str]) -> str:
+    """Sentences about each task, once if they are the same for all."""
+    if len({*said.values()}) == 1:
+        return next(iter(said.values()))
+    return "".join(f" {task[:1].upper()}{task[1:]}:{how}" for task, how in said.items() if how)
 
 
 def _geometric(metrics: Iterable[Measured]) -> str:

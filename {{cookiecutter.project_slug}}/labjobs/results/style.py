@@ -232,19 +232,21 @@ def names(values: Iterable[Any]) -> dict[Any, str]:
     each = sorted(set(values), key=_place)
     texts: list[str] = []
     for digits in (3, 6, None):
-        texts = [
-            number(value, digits)
-            if isinstance(value, float)
-            else as_text(None if value == NONE else value).replace("$", r"\$").replace("\n", " ")
-            or "(empty)"
-            for value in each
-        ]
+        texts = [_written(value, digits) for value in each]
         if len({*texts}) == len(each):
             return dict(zip(each, texts, strict=True))
     return {
         value: f'"{value}"' if isinstance(value, str) and texts.count(text) > 1 else text
         for value, text in zip(each, texts, strict=True)
     }
+
+
+def _written(value: Any, digits: int | None) -> str:
+    """A value as on the command line, on one line; a `\\$` is a dollar for matplotlib."""
+    if isinstance(value, float):
+        return number(value, digits)
+    text = as_text(None if value == NONE else value)
+    return text.replace("$", r"\$").replace("\n", " ") or "(empty)"
 
 
 NONE = "None"  # what is stored of a setting without a value, beside words such as ids of jobs

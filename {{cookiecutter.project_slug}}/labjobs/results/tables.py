@@ -270,10 +270,10 @@ def _settings(
     # The neutral values of settings that some jobs are older than, and former names.
     older: dict[str, Any] = {}
     renamed: dict[str, str] = {}
-    for job in sorted(every, key=lambda job: job["ended"]):  # the newest counts, or else today's
+    for job in sorted(every, key=lambda job: job["ended"]):  # the newest counts
         older |= json.loads(job["tags"].get("neutral", "{}"))
         renamed |= json.loads(job["tags"].get("former", "{}"))
-    renamed |= identity.since(kind)["former"] if kind else {}
+    renamed |= identity.since(kind)["former"] if kind else {}  # today's is newer still
     readers = {name: flag.reader for name, flag in (flags.of(kind) if kind else {}).items()}
     # Settings that are words, such as `1` or `[1, 2]`, and whether they may be None.
     words = {name: "none" in each.words for name, each in readers.items() if each.types == [str]}
