@@ -97,7 +97,7 @@ def test_jobs_and_figures_know_which_script_it_was(made):
     shown = made.do("python", "jobs.py", "show", job).stdout
     assert "command: python analyse.py --first=" in shown and "results     distance " in shown
     assert "MISSING" not in shown  # a default that the setting does not have
-    table = "from labjobs.results import tables; from labjobs.tracking import mlflow_client as e;"
+    table = "from labjobs.results import tables; from labjobs.tracking import mlflow_store as e;"
     table += "jobs = tables.jobs(e.experiment_name()); print(len(jobs), 'first' in jobs)"
     assert made.printed(table) == ["2 False"]
     made.do("python", "plot.py", "--format", "png")

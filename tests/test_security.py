@@ -210,7 +210,7 @@ FORMS = [
 ASKS = """
 import os, sys
 from labjobs.errors import SettingsError
-from labjobs.tracking import mlflow_client as store, stored_jobs
+from labjobs.tracking import mlflow_store as store, stored_jobs
 for line in sys.stdin:
     os.environ["MLFLOW_TRACKING_URI"] = line.rstrip("\\n")
     print(store.shown(), store.fingerprint())

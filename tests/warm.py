@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 
 from labjobs import fork_server
 from labjobs.tracking import courier
-from labjobs.tracking.mlflow_client import ENVIRONMENT
+from labjobs.tracking.mlflow_store import ENVIRONMENT
 
 SLOW = (
     *("torch", "torch._dynamo", "torchvision", "sklearn.datasets"),

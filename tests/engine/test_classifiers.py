@@ -8,7 +8,7 @@ import pytest
 import torch
 import torchvision
 from labjobs.errors import JobError, SettingsError
-from labjobs.training.classifiers import Normalized, torchvision_classifier
+from labjobs.vision import Normalized, torchvision_classifier
 from torch import nn
 
 CLASSES = 5

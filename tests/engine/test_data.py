@@ -3,8 +3,8 @@
 import pytest
 import torch
 from labjobs.data.splits import split
-from labjobs.data.vision import random_shift
 from labjobs.errors import SettingsError
+from labjobs.vision import random_shift
 from torch.nn.functional import pad
 from torch.utils.data import TensorDataset
 

@@ -9,7 +9,7 @@ import torch
 from attempts import plain, steps_of
 from labjobs.commands.find import smallest_good, valley
 from labjobs.errors import JobError
-from labjobs.job import runtime
+from labjobs.job import identity
 from labjobs.training import probes
 from labjobs.training.probes import NoiseScale
 from torch import Tensor
@@ -66,7 +66,7 @@ def gradients_of_parts(sizes: Sequence[int], steps: int):
     """Return what NoiseScale logs of a linear model at fixed weights, with new data each time."""
     torch.manual_seed(0)
     weights = torch.nn.Parameter(torch.full((D,), 0.3))  # the true ones are 0
-    logged: dict[str, list[float]] = {runtime.SIGNAL: [], runtime.NOISE: []}
+    logged: dict[str, list[float]] = {identity.SIGNAL: [], identity.NOISE: []}
 
     def log(measured: dict[str, Tensor]) -> None:
         for name, value in measured.items():
@@ -97,7 +97,7 @@ def test_the_noise_scale_of_a_linear_model_is_estimated_without_bias(sizes):
     noise = (D + 1) * squared + D * SPREAD**2  # E |x|² (x·d)² = (D + 2) |d|²
     steps = 4000
     found = gradients_of_parts(sizes, steps)
-    for name, truth in ((runtime.SIGNAL, squared), (runtime.NOISE, noise)):
+    for name, truth in ((identity.SIGNAL, squared), (identity.NOISE, noise)):
         error = found[name].std() / np.sqrt(steps)
         assert abs(found[name].mean() - truth) < 4 * error < 0.1 * truth
 
@@ -117,14 +117,14 @@ def quick(monkeypatch):
 
 def test_a_job_whose_speed_is_measured_pauses_and_goes_on_as_if_it_had_not(toy, quick, monkeypatch):
     whole = toy.run()
-    monkeypatch.setenv(runtime.VARIABLE, runtime.FIND_BATCH_SIZE)
+    monkeypatch.setenv(identity.PURPOSE, identity.FIND_BATCH_SIZE)
     paused = toy.run("measured")
     assert paused.status == 0 and "paused: after 10 steps" in paused.said
-    assert steps_of(paused, runtime.RATE) == [6, 7, 8, 9, 10]
-    (measured, *_) = [line for line in paused.journal() if runtime.RATE in line.get("metrics", {})]
-    assert measured["metrics"][runtime.EXAMPLES] == 8
-    assert measured["metrics"][runtime.MEMORY] > 2**20
-    monkeypatch.delenv(runtime.VARIABLE)
+    assert steps_of(paused, identity.RATE) == [6, 7, 8, 9, 10]
+    (measured, *_) = [line for line in paused.journal() if identity.RATE in line.get("metrics", {})]
+    assert measured["metrics"][identity.EXAMPLES] == 8
+    assert measured["metrics"][identity.MEMORY] > 2**20
+    monkeypatch.delenv(identity.PURPOSE)
     after = toy.run("measured")
     for name in ("best.pt", "last.pt"):
         assert plain(after.checkpoint(name)) == plain(whole.checkpoint(name))
@@ -132,14 +132,14 @@ def test_a_job_whose_speed_is_measured_pauses_and_goes_on_as_if_it_had_not(toy, 
 
 def test_the_noise_scale_is_measured_in_each_step_and_changes_nothing(toy, monkeypatch):
     whole = toy.run(accumulate=3, clip_norm=0.1)
-    monkeypatch.setenv(runtime.VARIABLE, runtime.FIND_NOISE_SCALE)
+    monkeypatch.setenv(identity.PURPOSE, identity.FIND_NOISE_SCALE)
     measured = toy.run("measured", accumulate=3, clip_norm=0.1)
     for name in ("best.pt", "last.pt"):
         kept = measured.checkpoint(name)
         assert plain(kept["models" if name == "best.pt" else "best"]) == plain(
             whole.checkpoint(name)["models" if name == "best.pt" else "best"]
         )
-    steps = steps_of(measured, f"train_{runtime.NOISE}")
+    steps = steps_of(measured, f"train_{identity.NOISE}")
     assert steps == [step for step in range(1, 22) if step % 7]  # the 7th has 3 examples: one part
 
 

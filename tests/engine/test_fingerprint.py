@@ -76,7 +76,7 @@ def test_parts_are_what_the_job_uses(found):
     assert {"models:ConvNet", "models:block", "models:MODELS[convnet]", "data:digits"} < {
         *found.parts
     }
-    others = {"models:MLP", "models:GPT", "data:mnist", "labjobs.data.vision"}
+    others = {"models:MLP", "models:GPT", "data:mnist", "labjobs.vision"}
     assert not others & {*found.parts}
     assert not [part for part in found.parts if part.startswith(("labjobs.", "plot"))]
     assert not found.advice

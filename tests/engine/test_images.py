@@ -7,8 +7,8 @@ import pytest
 import torch
 from labjobs.data import batches
 from labjobs.data.order import examples_at
-from labjobs.data.vision import ImageFolder, channel_statistics
 from labjobs.errors import JobError, SettingsError, cause
+from labjobs.vision import ImageFolder, channel_statistics
 from PIL import Image
 from torch.utils.data import Subset, TensorDataset
 

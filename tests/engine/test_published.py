@@ -8,8 +8,8 @@ from urllib.error import URLError
 
 import numpy as np
 import pytest
-from labjobs.data.vision import published
 from labjobs.errors import SettingsError
+from labjobs.vision import published
 from test_images import everything, pixels
 from torchvision import datasets
 

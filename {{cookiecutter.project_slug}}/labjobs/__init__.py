@@ -8,14 +8,14 @@
     distributed   the processes of one job
     tracking      MLflow: what is uploaded, and what is read back
     devices       CPUs and GPUs, number formats, seeds
-    data          datasets, splits, batches, augmentation
+    data          datasets, splits, batches; vision: what is special to images
     training      what a training loop is made of
     sweeps        many jobs: the grid, the queue, the GPUs, clusters, hosts
     results       tables, statistics and figures of finished jobs
     checks        what `--check` does: it tests the guarantees on the project's own code
     commands      what `python jobs.py` does
 
-`errors`, `exit_status`, `files`, `fork_server`, `installation`, `layout`, `locks`, `machine`,
+`errors`, `exit_status`, `files`, `fork_server`, `layout`, `locks`, `machine`,
 `privacy` and `sources` are small modules that all of them share. Each package says in its docstring
 what it may import; the template's pyproject.toml holds the rules (import-linter).
 

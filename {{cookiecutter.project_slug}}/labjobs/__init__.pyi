@@ -19,11 +19,6 @@ from labjobs.data.splits import check_groups as check_groups
 from labjobs.data.splits import fold as fold
 from labjobs.data.splits import remembered as remembered
 from labjobs.data.splits import split as split
-from labjobs.data.vision import ImageFolder as ImageFolder
-from labjobs.data.vision import channel_statistics as channel_statistics
-from labjobs.data.vision import fetching as fetching
-from labjobs.data.vision import published as published
-from labjobs.data.vision import random_shift as random_shift
 from labjobs.errors import JobError as JobError
 from labjobs.errors import SettingsError as SettingsError
 from labjobs.errors import did_you_mean as did_you_mean
@@ -31,9 +26,6 @@ from labjobs.errors import first_line as first_line
 from labjobs.files import CODE as CODE
 from labjobs.files import PROJECT as PROJECT
 from labjobs.training.checkpoints import best_weights as best_weights
-from labjobs.training.classifiers import Normalized as Normalized
-from labjobs.training.classifiers import freeze_backbone as freeze_backbone
-from labjobs.training.classifiers import torchvision_classifier as torchvision_classifier
 from labjobs.training.compilation import Forward as Forward
 from labjobs.training.compilation import recompute_blocks as recompute_blocks
 from labjobs.training.init_from import Timing as Timing
@@ -45,3 +37,11 @@ from labjobs.training.optim import Muon as Muon
 from labjobs.training.optim import clip_gradients as clip_gradients
 from labjobs.training.optim import hidden_groups as hidden_groups
 from labjobs.training.progress import Stateful as Stateful
+from labjobs.vision import ImageFolder as ImageFolder
+from labjobs.vision import Normalized as Normalized
+from labjobs.vision import channel_statistics as channel_statistics
+from labjobs.vision import fetching as fetching
+from labjobs.vision import freeze_backbone as freeze_backbone
+from labjobs.vision import published as published
+from labjobs.vision import random_shift as random_shift
+from labjobs.vision import torchvision_classifier as torchvision_classifier

@@ -12,18 +12,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from labjobs import exit_status, installation, layout, locks
+from labjobs import exit_status, layout, locks
 from labjobs.distributed.ranks import First
 from labjobs.errors import Diverged, JobError, SettingsError, cause, first_line
 from labjobs.files import CODE, PROJECT, shown
-from labjobs.job import attempts, code_evidence, identity, provenance, runtime, terminal
+from labjobs.job import attempts, code_evidence, identity, provenance, terminal
 from labjobs.job.attempts import Evidence
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Interrupted, Stopped, leave, log
 from labjobs.settings import as_plain
 from labjobs.sources import fault
-from labjobs.tracking import costs, mlflow_client, mlflow_store, stored_jobs
-from labjobs.tracking.courier import IMPATIENCE, PATIENCE, Courier, lacks_copies
+from labjobs.tracking import copies, costs, mlflow_store, stored_jobs
+from labjobs.tracking.courier import IMPATIENCE, PATIENCE, Courier
 from labjobs.tracking.mlflow_store import LEASE
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Attempt:
     def _begin(self) -> None:
         folder = self.folder
         identity.share_with_group(folder.runtime.runs_root)
-        known = stored_jobs.known(mlflow_client.experiment_name())
+        known = stored_jobs.known(mlflow_store.experiment_name())
         self._store_is_away = known.problem
         before = folder.outcome()
         if not folder.runtime.force:
@@ -100,7 +100,7 @@ class Attempt:
 
     def _prepare(self) -> None:
         self.folder.note_reads()
-        self._courier = None if runtime.is_fetched() else Courier()
+        self._courier = None if identity.is_fetched() else Courier()
 
     def _leave_if_over(self, known: stored_jobs.Known) -> None:
         """End the process if the job needs no attempt, or may not have one."""
@@ -110,7 +110,7 @@ class Attempt:
         here = last.get("status") == "finished"
         line = f"already finished: {self._results(last['said']) if here else 'see MLflow'}"
         found = known.evidence(folder, "finished")
-        if found and not folder.redone and not lacks_copies(folder.path):
+        if found and not folder.redone and not copies.lacking(folder.path):
             self._leave(exit_status.DONE, line + _in_brackets(found.unchecked))
         if not folder.latest:
             others = known.of(folder.id, "finished")
@@ -189,13 +189,13 @@ class Attempt:
             "code": code_evidence.digest(folder.path),
             "diverged": "false",
         }
-        if runtime.purpose():
-            about[runtime.TAG] = os.environ[runtime.VARIABLE]
+        if identity.purpose():
+            about[identity.TAG] = os.environ[identity.PURPOSE]
         folder.journal.tags(provenance.tags() | mlflow_store.tags(folder) | about)
         folder.journal.flush()
         if self._store_is_away:
             log.warning("%s; results wait in the job's folder", self._store_is_away)
-        if CODE == PROJECT and (engine := installation.problem(PROJECT)):
+        if CODE == PROJECT and (engine := provenance.other_engine(PROJECT)):
             log.warning(engine)
 
     def _result(self, job: "loop.Job[Any]", main: "loop.Main") -> str:
@@ -220,7 +220,7 @@ class Attempt:
         return terminal.parts_of(said) or tested
 
     def _close(self, status: str, said: str) -> None:
-        if runtime.is_fetched():  # a courier would have measured it
+        if identity.is_fetched():  # a courier would have measured it
             self.folder.journal.cost(costs.of_this_process())
         self.folder.close(status, said)
 

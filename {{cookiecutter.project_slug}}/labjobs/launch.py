@@ -29,11 +29,12 @@ from labjobs.errors import JobError, SettingsError, cause, first_line
 from labjobs.job import attempts, data_evidence, terminal
 from labjobs.job.data_evidence import Places
 from labjobs.job.folder import JobFolder
+from labjobs.job.identity import ON_HOST, PLACE
 from labjobs.job.journal import Journal
-from labjobs.job.runtime import ON_HOST, PLACE, Runtime
+from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import Interrupted, Interruption, Stopped, leave
 from labjobs.settings import Metric
-from labjobs.tracking import mlflow_client
+from labjobs.tracking import mlflow_store
 
 if TYPE_CHECKING:
     from labjobs.distributed.collectives import Processes
@@ -60,7 +61,7 @@ def begin(kind: type[Any], metrics: Mapping[str, Metric]) -> "Attempt | Check":
     ranks.translate()
     script = Path(sys.argv[0]).name
     # Absolute, for all processes that are started.
-    os.environ["MLFLOW_TRACKING_URI"] = mlflow_client.store_uri()
+    os.environ["MLFLOW_TRACKING_URI"] = mlflow_store.store_uri()
 
     def folder() -> JobFolder[Any]:
         declared.check(metrics)

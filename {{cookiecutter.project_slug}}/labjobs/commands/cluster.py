@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
-from labjobs import files, installation, layout
+from labjobs import files, layout
 from labjobs.commands import gpu
 from labjobs.commands.gpu import NOT, OK, Line
 from labjobs.commands.inventory import Project
@@ -28,7 +28,7 @@ from labjobs.job import provenance
 from labjobs.job.terminal import WARNINGS, Interruption
 from labjobs.sweeps import arrays, containers, grid, options, states
 from labjobs.sweeps.clusters import Array, Cluster, expanded
-from labjobs.tracking import mlflow_client, stored_jobs
+from labjobs.tracking import mlflow_store, stored_jobs
 
 LIMIT = "0:02:00"  # Slurm counts in minutes, and warns a minute before the end
 LOOK = 2.0  # seconds between two looks at the job
@@ -140,15 +140,15 @@ def _tell(where: str, cluster: Cluster, names: list[str], found: TextIO) -> None
 
 def _lines(where: str, cluster: Cluster, names: list[str]) -> Iterator[Line]:
     python = f"Python {platform.python_version()} in {sys.prefix}"
-    yield Line(where, f"{python}, labjobs {installation.version()}")
+    yield Line(where, f"{python}, labjobs {provenance.engine()}")
     import_module("torch")  # whose memory each job needs
     if cluster.gpus:
         hint = "; write gpus = 0 into cluster.toml if jobs are to train on the CPU there"
         for line in gpu.found():
             no_gpu = line.name == "GPU" and not line.works
             yield line._replace(found=line.found + hint) if no_gpu else line
-    problem = stored_jobs.known(mlflow_client.experiment_name()).problem
-    yield Line("store", ": ".join(filter(None, [mlflow_client.shown(), problem])), not problem)
+    problem = stored_jobs.known(mlflow_store.experiment_name()).problem
+    yield Line("store", ": ".join(filter(None, [mlflow_store.shown(), problem])), not problem)
     data = PROJECT / expanded(cluster.node_data or cluster.data or "data")
     missing = few(sorted({*names} - {*_names(data)}), 3)
     said = f"{missing} missing" if missing else f"{len(names)} names, as where jobs are submitted"

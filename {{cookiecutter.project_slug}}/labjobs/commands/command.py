@@ -13,14 +13,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labjobs import exit_status, installation
+from labjobs import exit_status
 from labjobs.cli.parser import Parser, unknown_flag
 from labjobs.commands.inventory import Project
 from labjobs.errors import JobError, SettingsError, cause, did_you_mean
 from labjobs.files import ENGINE, PROJECT, shown
-from labjobs.job import runtime, terminal
+from labjobs.job import identity, provenance, terminal
 from labjobs.job.terminal import Interrupted, leave
-from labjobs.tracking import mlflow_client
+from labjobs.tracking import mlflow_store
 
 Arguments = dict[str, dict[str, Any]]
 """The arguments of a command by name, as argparse's add_argument takes them."""
@@ -196,7 +196,7 @@ COMMANDS = {
         {},
         "command.eject",
     ),
-    runtime.FIND_LR: Command(
+    identity.FIND_LR: Command(
         "find a learning rate by range tests with the job's flags, which follow --",
         argument("--up-to", "highest rate to test (default: 10)", type=float, default=10.0)
         | number("--steps", "optimizer steps of a test (default: 150)", 150)
@@ -205,7 +205,7 @@ COMMANDS = {
         | FIND,
         "find.find",
     ),
-    runtime.FIND_BATCH_SIZE: Command(
+    identity.FIND_BATCH_SIZE: Command(
         "find the largest batch size that fits, and the smallest that is nearly as fast as any",
         number("--smallest", "size to start with (default: 8)", 8)
         | number("--largest", "size to end with (default: 1000000)", 1_000_000)
@@ -213,14 +213,14 @@ COMMANDS = {
         | FIND,
         "find.find",
     ),
-    runtime.FIND_NOISE_SCALE: Command(
+    identity.FIND_NOISE_SCALE: Command(
         "find the batch size above which more examples help little (the noise scale)",
         number("--steps", "optimizer steps to measure (default: 200)", 200)
         | setting("batch_size")
         | FIND,
         "find.find",
     ),
-    runtime.FIND_WORKERS: Command(
+    identity.FIND_WORKERS: Command(
         "find how many processes should read the data with --loader workers",
         number("--largest", "most processes to try (default: the number of cores)") | FIND,
         "find.find",
@@ -266,11 +266,11 @@ def jobs_command() -> int:
     terminal.prepare_streams()
     terminal.handle_signals(signal.SIG_DFL)
     # Absolute, for all that is started.
-    os.environ["MLFLOW_TRACKING_URI"] = mlflow_client.store_uri()
+    os.environ["MLFLOW_TRACKING_URI"] = mlflow_store.store_uri()
     try:
         given = _read(sys.argv[1:])
         if given.version:
-            print(f"labjobs {installation.version()}\n{installation.problem(PROJECT)}".strip())
+            print(f"labjobs {provenance.engine()}\n{provenance.other_engine(PROJECT)}".strip())
             return exit_status.DONE
         project = Project(given.runs_root)
         module, _, name = COMMANDS[given.command].act.partition(".")

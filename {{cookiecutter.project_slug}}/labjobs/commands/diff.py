@@ -31,7 +31,7 @@ from labjobs.results.intervals import NEEDED
 from labjobs.results.metrics import Measured, NoResults, Part, declared
 from labjobs.results.style import number
 from labjobs.settings import roles as declared_roles
-from labjobs.tracking.mlflow_client import experiment_name
+from labjobs.tracking.mlflow_store import experiment_name
 
 MOST = 20  # the largest number of lines of a section
 

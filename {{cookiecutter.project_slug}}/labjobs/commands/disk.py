@@ -16,7 +16,7 @@ from labjobs import exit_status, layout, locks
 from labjobs.commands.inventory import JOB_ID, Job, Project
 from labjobs.errors import JobError, cause, few
 from labjobs.files import PROJECT, json_of, read_json, shown
-from labjobs.job import attempts, identity, runtime
+from labjobs.job import attempts, identity
 from labjobs.job.folder import owner_of
 from labjobs.job.journal import record_of
 from labjobs.job.terminal import counted, leave
@@ -189,7 +189,7 @@ def _own(job: Path) -> list[Path]:
 def _measured(attempt: Path) -> bool:
     """Whether `find` has run a job, as the first lines of its journal say."""
     with suppress(OSError), (attempt / layout.JOURNAL).open("rb") as file:
-        return f'"{runtime.TAG}": "find '.encode() in file.read(65_536)
+        return f'"{identity.TAG}": "find '.encode() in file.read(65_536)
     return False
 
 

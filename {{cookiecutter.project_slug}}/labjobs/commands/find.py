@@ -30,9 +30,10 @@ from labjobs.commands.inventory import Project
 from labjobs.commands.replay import Recorded, run
 from labjobs.errors import JobError, SettingsError, require
 from labjobs.files import CODE, json_of
-from labjobs.job import identity, runtime
+from labjobs.job import identity
 from labjobs.job.folder import JobFolder
-from labjobs.job.runtime import EXAMPLES, LENGTHS, MEMORY, NOISE, RATE, SIGNAL, Runtime
+from labjobs.job.identity import EXAMPLES, MEMORY, NOISE, RATE, SIGNAL
+from labjobs.job.runtime import LENGTHS, Runtime
 from labjobs.job.terminal import Interruption
 from labjobs.results import intervals
 from labjobs.settings import Span
@@ -59,7 +60,7 @@ def find(_: Project, given: Namespace) -> int:
     job = _read(given.words, given.runs_root)
     name = getattr(given, "setting", "workers").removeprefix("--").replace("-", "_")
     known = flags.of(type(job.settings))
-    kind = float if given.command == runtime.FIND_LR else int
+    kind = float if given.command == identity.FIND_LR else int
     if "setting" in given and (name not in known or kind not in known[name].reader.types):
         what = "a number" if kind is float else "a whole number"
         line = f"settings.py has no setting `{name}` that is {what}"
@@ -117,7 +118,7 @@ def _read(words: Sequence[str], runs_root: Path | None) -> JobFolder[Any]:
     script = identity.read(given.pop(0).removesuffix(".py") if named else identity.DEFAULT)
     settings, engines = parse(script.settings, Runtime, given)
     length = {name: getattr(settings, name) for name in LENGTHS if hasattr(settings, name)}
-    os.environ[runtime.LENGTH] = json.dumps(length)  # by which `auto` compiles or not
+    os.environ[identity.LENGTH] = json.dumps(length)  # by which `auto` compiles or not
     for name in REFUSED:
         if getattr(engines, name) != getattr(Runtime, name):
             raise SettingsError(f"{option(name)}: cannot be used with find")
@@ -225,7 +226,7 @@ class Trials:
         """Whether the job has run for another purpose, with other flags or elsewhere."""
         with suppress(JobError, OSError):
             path = job.latest
-            return bool(path and Recorded(path).tag(runtime.TAG) != self._purpose_of(job))
+            return bool(path and Recorded(path).tag(identity.TAG) != self._purpose_of(job))
         return True
 
     def _run(self, job: JobFolder[Any], words: Sequence[str]) -> str:
@@ -235,7 +236,7 @@ class Trials:
         if gpu.env:  # in which it is the only one
             job = _changed(job, device="auto")
         command = [sys.executable, *words_of(job), "--quiet", *words]
-        env = os.environ | {runtime.VARIABLE: purpose} | gpu.env
+        env = os.environ | {identity.PURPOSE: purpose} | gpu.env
         # It holds the GPU, even if this process is killed.
         status, line = run(command, CODE, env, gpu.files)
         if status == exit_status.WRONG:
@@ -499,8 +500,8 @@ def _find_noise_scale(job: JobFolder[Any], name: str, given: Namespace, trials: 
 
 
 FINDERS: dict[str, Callable[[JobFolder[Any], str, Namespace, Trials], Answer]] = {
-    runtime.FIND_LR: _find_lr,
-    runtime.FIND_BATCH_SIZE: _find_batch_size,
-    runtime.FIND_NOISE_SCALE: _find_noise_scale,
-    runtime.FIND_WORKERS: _find_workers,
+    identity.FIND_LR: _find_lr,
+    identity.FIND_BATCH_SIZE: _find_batch_size,
+    identity.FIND_NOISE_SCALE: _find_noise_scale,
+    identity.FIND_WORKERS: _find_workers,
 }

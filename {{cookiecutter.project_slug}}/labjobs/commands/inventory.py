@@ -26,7 +26,7 @@ from labjobs.cli import flags
 from labjobs.cli.flags import as_plain, as_text
 from labjobs.errors import JobError, SettingsError, cause, did_you_mean, require_known
 from labjobs.files import PROJECT, json_of, read_record, shown
-from labjobs.job import attempts, code_evidence, identity, journal, runtime
+from labjobs.job import attempts, code_evidence, identity, journal
 from labjobs.job.attempts import Evidence
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import as_command, restore
@@ -35,7 +35,7 @@ from labjobs.job.terminal import as_line, counted, leave, parts_of
 from labjobs.settings import Span, Weights, roles
 from labjobs.sweeps.states import STATES, State, View
 from labjobs.tracking import costs, courier, stored_jobs
-from labjobs.tracking.mlflow_client import experiment_name, fingerprint
+from labjobs.tracking.mlflow_store import experiment_name, fingerprint
 from labjobs.tracking.stored_jobs import Known, StoredJob, fresh_value
 
 # What is known of one attempt at a job: its code, when and where it ran, and its results.
@@ -473,7 +473,7 @@ def _row(project: Project, job: Job, full: bool, test: bool) -> dict[str, Any]:
     state, about = job.state(project.view)
     latest = job.latest
     if state == "paused" and latest:  # perhaps for good, by `find lr`
-        about = journal.tag_of(latest, runtime.TAG).partition(";")[0] or about
+        about = journal.tag_of(latest, identity.TAG).partition(";")[0] or about
     outcome = journal.record_of(latest, layout.OUTCOME) if latest else {}
     finished = outcome.get("status") == "finished"
     found: dict[str, Any] = {"ended": 0.0, "result": "", "metrics": {}, "problem": "", "audit": {}}

@@ -41,7 +41,7 @@ from labjobs.results import groups, tables
 from labjobs.results.metrics import NoResults, chooser
 from labjobs.sweeps import proposals, search
 from labjobs.sweeps.proposals import INIT_FROM, Generation, Proposals
-from labjobs.tracking.mlflow_client import experiment_name
+from labjobs.tracking.mlflow_store import experiment_name
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -42,8 +42,7 @@ from labjobs.job.terminal import Interruption, counted, leave
 from labjobs.results import page
 from labjobs.sweeps.grid import BEST
 from labjobs.tracking import costs
-from labjobs.tracking.mlflow_client import experiment_name
-from labjobs.tracking.mlflow_store import user
+from labjobs.tracking.mlflow_store import experiment_name, user
 
 FILES = "files.json"  # the names of all published files of jobs, with their SHA-256
 

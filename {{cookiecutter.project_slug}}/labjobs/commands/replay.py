@@ -28,10 +28,10 @@ from labjobs.cli.flags import as_text, option
 from labjobs.commands.inventory import Job, Project
 from labjobs.errors import JobError, SettingsError, cause, require
 from labjobs.files import CODE, PROJECT, json_of, record, write_shared
-from labjobs.job import attempts, code_evidence, data_evidence, journal, runtime
+from labjobs.job import attempts, code_evidence, data_evidence, identity, journal, runtime
 from labjobs.job.data_evidence import of_text
 from labjobs.job.folder import JobFolder
-from labjobs.job.identity import identity
+from labjobs.job.identity import PURPOSE
 from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
 from labjobs.job.terminal import Interruption, counted, leave
 from labjobs.privacy import scrub
@@ -136,7 +136,7 @@ class Recorded:
         to pause at a step, if it trains. With today's folder of the job, its settings have today's
         names, and its data lies where it does now."""
         recorded = self.about.get("runtime", {})
-        words = {**(identity(job.settings) if job else self.about["settings"])}
+        words = {**(identity.identity(job.settings) if job else self.about["settings"])}
         words |= {name: value for name, value in recorded.items() if name in runtime.MATTER}
         words["threads"] = self.tag("threads") or "auto"
         if (every := self.lines[0]["start"]["log_every"]) != "auto":  # jobs without steps lack it
@@ -244,7 +244,7 @@ def run_again(attempt: Recorded, code: Path, flags: Sequence[str], temporary: Pa
     runs = temporary / "runs"
     script = str(code / f"{attempt.about['script']}.py")
     # Without variables that would make it write elsewhere, or log something else.
-    elsewhere = (copies.TABLES, copies.VARIABLE, runtime.VARIABLE)
+    elsewhere = (copies.TABLES, copies.VARIABLE, PURPOSE)
     env = {name: value for name, value in os.environ.items() if name not in elsewhere}
     env |= {
         "MLFLOW_TRACKING_URI": f"sqlite:///{temporary}/mlflow.db",

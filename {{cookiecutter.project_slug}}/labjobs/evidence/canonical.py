@@ -127,7 +127,7 @@ SAFE = {"weights_only": True, "allow_pickle": False}
 KEEP_LINES = {"warnings.catch_warnings": "record", "traceback.print_exc": "file"}
 """With these arguments, code may depend on the lines on which it stands."""
 
-LOOKS_AT_NAMES = {"labjobs.training.classifiers.torchvision_classifier"}
+LOOKS_AT_NAMES = {"labjobs.vision.torchvision_classifier"}
 """Functions of the engine that use the names in a registry and not its entries."""
 
 

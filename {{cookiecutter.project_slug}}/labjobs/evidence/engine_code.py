@@ -23,7 +23,13 @@ from labjobs.evidence.understood import parents
 from labjobs.files import ENGINE
 
 CAN_CHANGE_RESULTS = (
-    *("labjobs.training", "labjobs.data", "labjobs.devices", "labjobs.distributed"),
+    *(
+        "labjobs.training",
+        "labjobs.data",
+        "labjobs.devices",
+        "labjobs.distributed",
+        "labjobs.vision",
+    ),
     *("labjobs.launch", "labjobs.attempt"),
     "labjobs.settings",  # lengths, and which of two values is better
 )

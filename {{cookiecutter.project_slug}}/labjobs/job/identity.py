@@ -1,4 +1,4 @@
-"""A job's identity: its id, computed from its settings and its script.
+"""A job's identity: its id, computed from its settings and its script; and its purpose.
 
 Settings that came later do not change the ids of older jobs, nor do renamed and deleted ones:
 `python jobs.py docs settings` says what to write for each kind of change.
@@ -252,3 +252,42 @@ def read(name: str) -> Script:
     homes = (imported[begun[each]] for each in ("settings", "metrics"))
     settings, metrics = (getattr(import_module(module), each) for module, each in homes)
     return Script(name, settings, metrics, begun["check"])
+
+
+# The purpose of a job that is not run for its own results: `jobs.py find` runs jobs to measure.
+#
+# The purpose is in the environment, since it changes no result, and in a tag of the run, so that
+# figures and tables leave the job out; after a `;` follows what the job was run with. Such a job
+# logs its measurements under the names below.
+
+PURPOSE = "JOB_PURPOSE"
+TAG = "purpose"
+LENGTH = "JOB_LENGTH"  # in the environment: settings that say how long the job is to be later
+
+FIND_LR = "find lr"
+FIND_BATCH_SIZE = "find batch-size"
+FIND_NOISE_SCALE = "find noise-scale"
+FIND_WORKERS = "find workers"
+
+RATE, EXAMPLES = "find_examples_per_second", "find_examples_per_step"
+MEMORY = "find_peak_memory"
+"""Metrics of a window of time (training/probes.py), with memory in bytes."""
+
+SIGNAL, NOISE = "gradient_squared", "gradient_variance"
+"""Metrics of a step (training/probes.py), logged like training metrics."""
+
+
+# Where a job of run.sh runs, if that is another machine (labjobs.sweeps.hosts).
+
+PLACE = "JOB_PLACE"  # in the environment of the job's process here: the place on a host
+ON_HOST = "JOB_ON_HOST"  # in that of the job there: `fetched`, or `shared` if the disk is
+
+
+def is_fetched() -> bool:
+    """Return whether another machine fetches what this job writes, and uploads it."""
+    return os.environ.get(ON_HOST) == "fetched"
+
+
+def purpose() -> str:
+    """Return the purpose of this job; empty if it is run for its results."""
+    return os.environ.get(PURPOSE, "").partition(";")[0]

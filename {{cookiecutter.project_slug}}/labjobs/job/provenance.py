@@ -1,4 +1,4 @@
-"""Where a result comes from: the code's commit, the machine, the versions of the libraries."""
+"""Where a result comes from: the code's commit, the machine, the engine, the libraries."""
 
 import io
 import json
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
@@ -16,8 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
-from labjobs import files, installation, layout, privacy
-from labjobs.files import CODE
+from labjobs import __version__, files, layout, privacy
+from labjobs.files import CODE, ENGINE, shown
 from labjobs.job.data_evidence import aside, of_text
 
 PACKAGES = ("torch", "torchvision", "mlflow", "numpy")
@@ -49,7 +50,7 @@ def tags() -> dict[str, str]:
         "commit": version()["commit"] or "none",
         "dirty": str(bool(version()["changes"])).lower(),
         "host": platform.node(),
-        "template": installation.version(),
+        "template": engine(),
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
         **({"container": os.environ[IMAGE]} if os.environ.get(IMAGE) else {}),
     }
@@ -167,6 +168,52 @@ def _withoutgit() -> Iterator[Path]:
             yield path.relative_to(CODE)
 
 
+# Which engine runs: the one installed from the wheel in `vendor/`, or a folder `labjobs/` of the
+# project, which takes precedence because Python looks beside a script first.
+
+ENGINE_COMMIT = "commit.txt"  # the template's, written when the project was made or updated
+
+
+def engine() -> str:
+    """Return the engine's version and commit, such as `1.0.0 (3f2a9c1d04be)`."""
+    commit = ENGINE / ENGINE_COMMIT
+    known = commit.read_text("utf-8").strip() if commit.exists() else ""
+    return f"{__version__} ({known[:12] or 'commit unknown'})"
+
+
+def _engine_files() -> dict[str, bytes]:
+    """The engine's files by their names, such as `labjobs/launch.py`."""
+    found = (path for path in ENGINE.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return {f"labjobs/{path.relative_to(ENGINE).as_posix()}": path.read_bytes() for path in found}
+
+
+def other_engine(project: Path) -> str:
+    """Return, in one line, which engine runs and what to do, if it is not the only wheel in
+    `vendor/`; empty if all is as it should be."""
+    wheels = sorted(project.glob("vendor/labjobs-*.whl"))
+    names = " and ".join(map(shown, wheels)) or "a wheel in vendor/"
+    if (project / "labjobs").resolve() == ENGINE:
+        cure = "remove the folder to use the wheel"
+        return f"labjobs/ in the project is used, not {names}; {cure}" if wheels else ""
+    used = f"labjobs {__version__} in {ENGINE.parent} is used, which is not {names}"
+    if len(wheels) != 1:
+        return f"{used}; restore the one that pyproject.toml names from version control"
+    try:
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            packed = {name: wheel.read(name) for name in wheel.namelist() if _is_compared(name)}
+    except (zipfile.BadZipFile, OSError):
+        packed = {}
+    if packed != {name: data for name, data in _engine_files().items() if _is_compared(name)}:
+        cure = "installs that; if it fails, restore the wheel from version control"
+        return f"{used}; `uv sync && source .venv/bin/activate` {cure}"
+    return ""
+
+
+def _is_compared(name: str) -> bool:
+    """Whether a file belongs to the engine; the same engine may come with several commits."""
+    return name.startswith("labjobs/") and name != f"labjobs/{ENGINE_COMMIT}"
+
+
 # Complete copies of what jobs ran with, so that they can be run again years later.
 #
 # In the folder of runs, `.code/<digest>.tar.gz` has the project's code as it was,
@@ -193,7 +240,7 @@ def _copies() -> dict[str, tuple[str, Callable[[BinaryIO], object]]]:
     call."""
     with aside():
         code, installed = dict(_code()), "".join(_installed())
-        engine = {name: data.decode() for name, data in sorted(installation.content().items())}
+        engine = {name: data.decode() for name, data in sorted(_engine_files().items())}
     codes, listed = layout.CODES, f"{layout.INSTALLED}/{of_text(installed)}.txt"
     return {
         ENGINE_COPY: (f"{codes}/labjobs-{of_text(repr(engine))}.tar.gz", partial(_pack, engine)),

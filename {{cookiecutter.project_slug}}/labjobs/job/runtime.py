@@ -1,6 +1,5 @@
 """How a job runs: flags that do not change results beyond rounding, and so are not in its id."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -100,42 +99,3 @@ class Runtime:
 
     scratch: bool = False
     """Run without a job id and leave nothing behind."""
-
-
-# The purpose of a job that is not run for its own results: `jobs.py find` runs jobs to measure.
-#
-# The purpose is in the environment, since it changes no result, and in a tag of the run, so that
-# figures and tables leave the job out; after a `;` follows what the job was run with. Such a job
-# logs its measurements under the names below.
-
-VARIABLE = "JOB_PURPOSE"
-TAG = "purpose"
-LENGTH = "JOB_LENGTH"  # in the environment: settings that say how long the job is to be later
-
-FIND_LR = "find lr"
-FIND_BATCH_SIZE = "find batch-size"
-FIND_NOISE_SCALE = "find noise-scale"
-FIND_WORKERS = "find workers"
-
-RATE, EXAMPLES = "find_examples_per_second", "find_examples_per_step"
-MEMORY = "find_peak_memory"
-"""Metrics of a window of time (training/probes.py), with memory in bytes."""
-
-SIGNAL, NOISE = "gradient_squared", "gradient_variance"
-"""Metrics of a step (training/probes.py), logged like training metrics."""
-
-
-# Where a job of run.sh runs, if that is another machine (labjobs.sweeps.hosts).
-
-PLACE = "JOB_PLACE"  # in the environment of the job's process here: the place on a host
-ON_HOST = "JOB_ON_HOST"  # in that of the job there: `fetched`, or `shared` if the disk is
-
-
-def is_fetched() -> bool:
-    """Return whether another machine fetches what this job writes, and uploads it."""
-    return os.environ.get(ON_HOST) == "fetched"
-
-
-def purpose() -> str:
-    """Return the purpose of this job; empty if it is run for its results."""
-    return os.environ.get(VARIABLE, "").partition(";")[0]

@@ -1,7 +1,8 @@
 """A job and whoever started it: what it shows while it runs, and the signals that it heeds.
 
 It shows a bar on a terminal, plain lines elsewhere (tqdm), of numbers that the host already has, so
-it never waits for the device. Ctrl-C and other signals are noted, and asked for between steps.
+it never waits for the device. Ctrl-C and other signals are noted, and asked for between steps. A
+sweep also sends messages.
 """
 
 import atexit
@@ -9,6 +10,7 @@ import errno
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -18,8 +20,10 @@ from typing import Any, Never
 
 from tqdm import tqdm
 
-from labjobs.errors import cause
+from labjobs.errors import cause, first_line
 from labjobs.exit_status import DONE, FAILED, SIGNALLED
+from labjobs.files import PROJECT
+from labjobs.privacy import scrub
 
 # How signals end a job: immediately or, while it trains, between two steps, since no checkpoint
 # could hold a half-done step. The signals are Ctrl-C (INT), a closed terminal (HUP), TERM, and
@@ -249,3 +253,35 @@ def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+# Messages to a person who has started a sweep and gone home: NOTIFY is a shell command that gets
+# each line on its standard input.
+
+NOTIFY = "NOTIFY"
+
+LONGEST = 60.0  # seconds that a message may take
+WIDEST = 1000  # its characters, at most: ntfy takes 4,096 bytes
+
+
+def notify(line: str, wait: bool = False) -> None:
+    """Send a line, if there is a command for it, in the background unless the sweep is over. What
+    goes wrong is reported and stops nothing."""
+    if command := os.environ.get(NOTIFY):
+        text = f"{PROJECT.name}: {scrub(line)[:WIDEST]}\n"
+        sending = threading.Thread(target=_send, args=(command, text), daemon=True)
+        sending.start()
+        if wait:
+            sending.join()
+
+
+def _send(command: str, line: str) -> None:
+    how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
+    try:
+        call = ["bash", "-c", command]
+        done = subprocess.run(call, input=line, cwd=PROJECT, timeout=LONGEST, **how)
+        problem = f"status {done.returncode}: {done.stderr.strip()}" if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = first_line(error)
+    if problem:
+        leave(FAILED, scrub(f"run.sh: {NOTIFY}: {' '.join(problem.split())}"))

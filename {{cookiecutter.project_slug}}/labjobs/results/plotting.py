@@ -42,7 +42,7 @@ from labjobs.results.comparison import MOST
 from labjobs.results.metrics import SHOWN, WORDS, NoResults, chooser, declared
 from labjobs.results.paper_tables import Tabulating
 from labjobs.tracking import stored_jobs
-from labjobs.tracking.mlflow_client import experiment_name
+from labjobs.tracking.mlflow_store import experiment_name
 
 Drawing = Callable[[pd.DataFrame], tuple[Any, str]]
 """From a table of jobs to a figure and its caption."""

@@ -23,7 +23,7 @@ from labjobs import layout
 from labjobs.cli import flags
 from labjobs.errors import cause, few, require_known
 from labjobs.files import read_json, read_record
-from labjobs.job import identity, runtime
+from labjobs.job import identity
 from labjobs.job.identity import DEFAULT
 from labjobs.results.metrics import CURE, DECLARED, Measured, NoResults
 from labjobs.settings import FORK, LAST, as_plain, roles
@@ -72,7 +72,7 @@ def jobs(
     Raises NoResults if no job has finished (with `diverged`, if none has diverged either),
     ConnectionError if the store cannot be read.
     """
-    every = [job for job in stored_jobs.jobs(experiment) if runtime.TAG not in job["tags"]]
+    every = [job for job in stored_jobs.jobs(experiment) if identity.TAG not in job["tags"]]
     if kind:
         stored_jobs.name_all(every)
     of_script = [job for job in every if stored_jobs.script_of(job) == script]
@@ -129,7 +129,7 @@ def unfinished(experiment: str, kind: type[Any] | None, script: str) -> pd.DataF
     every = [
         job
         for job in stored_jobs.every(experiment)
-        if runtime.TAG not in job["tags"] and stored_jobs.script_of(job) == script
+        if identity.TAG not in job["tags"] and stored_jobs.script_of(job) == script
     ]
     found = stored_jobs.unfinished(every)
     table = pd.DataFrame({"job_id": [job["job_id"] for job in found]})

@@ -7,7 +7,6 @@ forecast what jobs will take, from what others took; the hours that a sweep may 
 states   what state each job is in; the copy of the code that a sweep runs
 gpus     which job has which GPU
 starter  how a job is started, and the check before; containers: in the images of a cluster's jobs
-messages about a sweep, by a command of the user's
 arrays   jobs on clusters, by Slurm, Grid Engine, PBS or LSF
 hosts    places for jobs on other machines, over ssh
 """

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 from xml.etree import ElementTree
 
 from labjobs.errors import SettingsError
-from labjobs.tracking.mlflow_client import experiment_name
+from labjobs.tracking.mlflow_store import experiment_name
 
 WARNING = 60
 """Seconds before a job's end at which USR1 is sent."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from labjobs import files, layout
 from labjobs.errors import SettingsError
-from labjobs.job import attempts, identity, journal, runtime
+from labjobs.job import attempts, identity, journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import LENGTHS
 from labjobs.job.terminal import counted, duration
@@ -66,7 +66,7 @@ def pace(attempt: Path) -> Pace | None:
     was run by `find` to measure something."""
     about, used = journal.record_of(attempt, layout.SETTINGS), costs.seen(attempt).values()
     last, finished = journal.last_of(attempt, ELAPSED), attempts.status_of(attempt) == "finished"
-    elsewhere = (attempt / layout.ADOPTED).exists() or journal.tag_of(attempt, runtime.TAG)
+    elsewhere = (attempt / layout.ADOPTED).exists() or journal.tag_of(attempt, identity.TAG)
     if elsewhere or not (last or (finished and used)):
         return None
     try:

@@ -27,10 +27,10 @@ from labjobs.files import shown
 from labjobs.job import identity, journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
-from labjobs.job.terminal import counted, leave
+from labjobs.job.terminal import counted, leave, notify
 from labjobs.settings import Span
 from labjobs.sources import described
-from labjobs.sweeps import messages, proposals, search
+from labjobs.sweeps import proposals, search
 from labjobs.sweeps.search import Bracket, Halving, read_halving
 
 NO_JOB = {"-h", "--help", "--check", "--scratch"}  # flags with which a script does not run a job
@@ -286,7 +286,7 @@ def summary(entries: Sequence[Entry], stopped: int = 0) -> int:
     line += others and f"; {others}"
     leave(exit_status.DONE, line)
     if any(entry.status is not None for entry in entries):
-        messages.send(line, wait=True)
+        notify(line, wait=True)
     brackets = [*dict.fromkeys(entry.bracket for entry in entries if entry.bracket)]
     for remark in dict.fromkeys(said for bracket in brackets for said in bracket.undefined):
         leave(exit_status.DONE, f"run.sh: {remark}")

@@ -33,7 +33,7 @@ from labjobs import exit_status, files, layout, locks, privacy
 from labjobs.errors import DISK_IS_FULL, FULL, SettingsError, few
 from labjobs.files import CODE, PROJECT
 from labjobs.job import provenance
-from labjobs.job.runtime import ON_HOST, PLACE
+from labjobs.job.identity import ON_HOST, PLACE
 from labjobs.job.terminal import counted, leave
 from labjobs.sweeps import gpus, options, states
 from labjobs.sweeps.gpus import Gpu

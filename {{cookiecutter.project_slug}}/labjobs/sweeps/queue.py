@@ -19,8 +19,8 @@ from pathlib import Path
 
 from labjobs import exit_status, files, layout
 from labjobs.errors import DISK_IS_FULL, SettingsError, cause
-from labjobs.job.terminal import leave
-from labjobs.sweeps import arrays, grid, messages, states
+from labjobs.job.terminal import leave, notify
+from labjobs.sweeps import arrays, grid, states
 from labjobs.sweeps.clusters import Cluster
 from labjobs.sweeps.forecast import Budget
 from labjobs.sweeps.gpus import LOOK, Gpu
@@ -291,7 +291,7 @@ class Queue:
         status = job.status()
         if status is None:
             if worker.is_stuck(entry, self._quiet):
-                messages.send(f"job {entry.job.id} has stopped logging: {entry.job.name}")
+                notify(f"job {entry.job.id} has stopped logging: {entry.job.name}")
             return
         ending, name = job.ending(status), f"job {entry.job.id}"
         at_rung = entry.rung and ending.startswith(f"{name} paused: ")
@@ -313,7 +313,7 @@ class Queue:
         """Send a message about the first job that has failed, and stop if that is wanted."""
         if entry.state_after == "failed":
             if not self._failed:
-                messages.send(f"a job has failed, the first one: {ending}")
+                notify(f"a job has failed, the first one: {ending}")
             self._failed = True
             if self._flags.fail_fast:
                 self._ask(1, "--fail-fast")

@@ -28,7 +28,7 @@ from labjobs.sources import described, unread
 from labjobs.sweeps import containers, grid
 from labjobs.sweeps.grid import Entry
 from labjobs.tracking import courier
-from labjobs.tracking.mlflow_client import ENVIRONMENT
+from labjobs.tracking.mlflow_store import ENVIRONMENT
 
 SLOW = ("torch", "torch._dynamo")
 """What the check of the jobs takes longest to import; the second is imported for an optimizer."""

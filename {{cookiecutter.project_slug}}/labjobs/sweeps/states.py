@@ -37,7 +37,7 @@ from labjobs.sweeps.forecast import Forecast
 from labjobs.sweeps.gpus import LOOK
 from labjobs.sweeps.grid import Entry
 from labjobs.tracking import copies, courier, stored_jobs
-from labjobs.tracking.mlflow_client import experiment_name
+from labjobs.tracking.mlflow_store import experiment_name
 
 OVER = {"finished", "stale", "failed", "unsent", "diverged", "paused", "stopped"}
 """States of jobs that no running sweep will train."""
@@ -68,7 +68,7 @@ class View:
         """Return the state of a job."""
         counts = not job.runtime.force
         found = self.known.evidence(job, "finished")
-        lacks_copies = copies.wanted() and courier.lacks_copies(job.path)
+        lacks_copies = copies.wanted() and copies.lacking(job.path)
         if counts and found and not job.redone and not lacks_copies:
             return State("finished", found.unchecked or ("adopted" if job.adopted else ""))
         for folder in (job.path, job.latest or job.path):  # it may have only just begun

@@ -19,16 +19,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from labjobs import exit_status, files, installation, layout, settings
+from labjobs import exit_status, files, layout, settings
 from labjobs.cli.flags import of as settings_flags
 from labjobs.distributed import ranks
 from labjobs.errors import SettingsError, cause
 from labjobs.files import PROJECT
 from labjobs.job import attempts, identity, provenance, terminal
 from labjobs.job.runtime import Runtime
-from labjobs.job.terminal import leave
+from labjobs.job.terminal import leave, notify
 from labjobs.sources import described
-from labjobs.sweeps import arrays, gpus, grid, messages, proposals, search, states
+from labjobs.sweeps import arrays, gpus, grid, proposals, search, states
 from labjobs.sweeps.clusters import Cluster
 from labjobs.sweeps.forecast import Budget, Forecast
 from labjobs.sweeps.gpus import Gpu
@@ -37,7 +37,7 @@ from labjobs.sweeps.hosts import Hosts, Slot
 from labjobs.sweeps.options import Flags, read
 from labjobs.sweeps.queue import Queue, Share
 from labjobs.sweeps.starter import Starter
-from labjobs.tracking import mlflow_client
+from labjobs.tracking import mlflow_store
 
 
 def run(folder: Path, words: list[str]) -> int:
@@ -138,7 +138,7 @@ def _asked(folder: Path, what: str, **about: Any) -> Any:
     done = subprocess.run(command, input=json.dumps(about), **how)
     if done.returncode:
         said = done.stderr.strip() or f"{what} ended with status {done.returncode}"
-        raise SettingsError(mlflow_client.last_line(said))
+        raise SettingsError(mlflow_store.last_line(said))
     return json.loads(done.stdout.splitlines()[-1])  # settings.py may have printed something
 
 
@@ -185,7 +185,7 @@ class Sweep:
         grid.each(left, Entry.make)
         if why := provenance.no_commit():
             print(f"no commit is recorded: {why}", flush=True)
-        if problem := installation.problem(PROJECT):
+        if problem := provenance.other_engine(PROJECT):
             print(problem, flush=True)
         if self.cluster and self.hands_over:
             status = self._submit(self.cluster, left, view, since)
@@ -314,7 +314,7 @@ def _run_here(entries: list[Entry], queue: Queue) -> int:
     try:
         queue.run()
     except OSError as error:
-        messages.send(f"the sweep has ended: {cause(error)}", wait=True)
+        notify(f"the sweep has ended: {cause(error)}", wait=True)
         raise
     return _end(entries, queue.status)
 
@@ -427,7 +427,7 @@ def main(folder: Path, words: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGHUP):  # run.sh forwards them, once
         signal.signal(number, signal.SIG_IGN)
     # Absolute, for all that is started.
-    os.environ["MLFLOW_TRACKING_URI"] = mlflow_client.store_uri()
+    os.environ["MLFLOW_TRACKING_URI"] = mlflow_store.store_uri()
     try:
         return run(folder, words)
     except SettingsError as error:

@@ -2,8 +2,7 @@
 The only package that imports MLflow, pyarrow and the trackers; may import cli and job.
 
     courier        a job's journal on its way to the store; `sync`
-    mlflow_client  the store's address, client, database and experiment
-    mlflow_store   an attempt's run: writing; stored_jobs: reading
-    copies         copies beside the store, and Parquet files; tensorboard, trackio, wandb: others
+    mlflow_store   the store's address, its client, an attempt's run; stored_jobs: reading
+    copies         copies beside the store: Parquet files, TensorBoard, Trackio, Weights & Biases
     costs          time, memory and energy of an attempt
 """

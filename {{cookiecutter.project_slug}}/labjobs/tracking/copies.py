@@ -1,18 +1,21 @@
 """Copies of what jobs measure, beside the store: Parquet files, TensorBoard, Trackio, W&B.
 
 Each is made from the whole journal, and adds nothing if it is made again: files are replaced or
-only grow, and rows have keys. So whatever is killed, nothing is lost or copied twice. A tracker is
-a module with its name and a function `write(copy)`, which alone imports its package. In the
-environment, TRACKERS names the wanted ones, and PARQUET_FOLDER the folder of the Parquet files.
+only grow, and rows have keys. So whatever is killed, nothing is lost or copied twice. In the
+environment, TRACKERS names the wanted trackers, and PARQUET_FOLDER the folder of the Parquet files.
 """
 
 import json
 import os
 import re
-from collections.abc import Iterator
+import shutil
+import struct
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
-from importlib import import_module, metadata
+from importlib import metadata
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +26,9 @@ from labjobs.job import journal
 from labjobs.job.journal import Damaged
 from labjobs.privacy import scrub
 from labjobs.tracking import costs
-from labjobs.tracking.mlflow_client import experiment_name
+from labjobs.tracking.mlflow_store import experiment_name
 
 VARIABLE = "TRACKERS"
-TRACKERS = ("tensorboard", "trackio", "wandb")
-"""Their modules here, their packages and the project's groups of packages have these names."""
-
 RUNNING, LIVE = "RUNNING", ("tensorboard", "trackio")  # which copies a job has while it is running
 
 TABLES = "PARQUET_FOLDER"
@@ -122,6 +122,14 @@ def check() -> None:
             raise SettingsError(f"{VARIABLE} {name}: {line}")
 
 
+def lacking(folder: Path) -> bool:
+    """Whether wanted copies of an attempt that was stored from here have not been made."""
+    if not (each := wanted()):
+        return False  # without a look at the disk
+    noted = files.read_record(folder / layout.SENT)
+    return bool(noted) and not each.items() <= noted.get("copies", {}).items()
+
+
 def write(attempt: Path, status: str) -> None:
     """Make the wanted copies. Raises JobError for those that fail, after all others; OSError."""
     copy, problems = Copy(attempt, status), []
@@ -132,7 +140,7 @@ def write(attempt: Path, status: str) -> None:
             if folder:
                 write_tables(copy, Path(folder))
             else:
-                import_module(f"{__package__}.{name}").write(copy)
+                TRACKERS[name](copy)
         except Exception as error:  # whatever its package raises
             problems.append(f"{name}: {scrub(cause(error))}")
     if problems:
@@ -185,3 +193,159 @@ def write_tables(copy: Copy, folder: Path) -> None:
         part = folder / f".{table}-{name}"
         files.write(part, partial(write_table, pa.Table.from_pylist(rows, pa.schema(types))))
         part.replace(place / name)
+
+
+# TensorBoard: a folder for each attempt in `tensorboard/` of the project, with a file of events.
+#
+# The file has the journal line by line, and like it only grows: its length says how much it has.
+
+PNG_SIZE = slice(16, 24)  # the width and height in a PNG file (w3.org/TR/png, IHDR)
+
+
+def write_events(copy: Copy) -> None:
+    """Bring the file of an attempt up to its journal. Raises OSError."""
+    root, whole = PROJECT / layout.TENSORBOARD, _events(copy)
+    folder = next(root.glob(f"* {copy.end}"), root / copy.title)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"events.out.tfevents.{copy.journal}"
+    for other in {*folder.iterdir()} - {file}:  # of a try that --force has replaced
+        other.unlink()
+    there = file.read_bytes() if file.exists() else b""
+    if whole.startswith(there):
+        with file.open("ab") as end:
+            end.write(whole[len(there) :])
+    else:  # an image has changed since
+        files.write(file, lambda new: new.write(whole))
+
+
+def _events(copy: Copy) -> bytes:
+    """The events as the file has them: always the same bytes for the same journal."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+    from tensorboard.plugins.text.summary import text_pb
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    writer = RecordWriter(stream := BytesIO())
+    for row in copy.rows():
+
+        def add(at: float = row["time"], step: int = row["step"], **what: Any) -> None:
+            event = Event(wall_time=at, step=step, **what)
+            writer.write(event.SerializeToString(deterministic=True))
+
+        if row["line"] == 1:
+            add(file_version="brain.Event:2")  # from which on steps may decrease
+            settings = copy.about["settings"].items()
+            plain = {k: v if isinstance(v, bool | int | float) else str(v) for k, v in settings}
+            add(summary=hparams_pb(plain, start_time_secs=row["time"]))
+        for name, text in row["texts"].items():
+            add(summary=text_pb(name, text))
+        values = [Summary.Value(tag=k, simple_value=v) for k, v in row["metrics"].items()]
+        for name, path in row["images"].items():
+            png = path.read_bytes()
+            width, height = struct.unpack(">II", png[PNG_SIZE])
+            image = Summary.Image(width=width, height=height, encoded_image_string=png)
+            values.append(Summary.Value(tag=name, image=image))
+        if values:
+            add(summary=Summary(value=values))
+    return stream.getvalue()
+
+
+# Trackio: a run for each attempt, in the project's database in Trackio's own folder.
+#
+# The key of a row has the number of its line in the journal, so no row is added twice.
+
+
+def write_trackio(copy: Copy) -> None:
+    """Send what an attempt has measured."""
+    from trackio.sqlite_storage import SQLiteStorage
+
+    project = copy.project
+    for run in SQLiteStorage.get_run_records(project):
+        if run["name"].endswith(f" {copy.end}") and run["id"] != copy.journal:
+            SQLiteStorage.delete_run(project, run["name"], run["id"])  # --force has replaced it
+    rows = [row for row in copy.rows() if row["metrics"] or row["images"]]
+    SQLiteStorage.bulk_log(
+        project,
+        copy.title,
+        [row["metrics"] | _images(copy, row) for row in rows],
+        steps=[row["step"] for row in rows],
+        timestamps=[datetime.fromtimestamp(row["time"], UTC).isoformat() for row in rows],
+        config=copy.config,
+        log_ids=[f"{copy.journal}-{row['line']}" for row in rows],
+        run_id=copy.journal,
+    )
+
+
+def _images(copy: Copy, row: dict[str, Any]) -> dict[str, Any]:
+    """The images of a row as Trackio names them, each copied once to where it has its own."""
+    from trackio.media.utils import get_project_media_path
+    from trackio.utils import MEDIA_DIR
+
+    found = {}
+    for name, image in row["images"].items():
+        place = get_project_media_path(copy.project, copy.title, row["step"]) / image.name
+        if not place.exists():  # else half of it could stay
+            shutil.copy(image, part := place.with_suffix(".part"))
+            part.rename(place)
+        path = str(place.relative_to(MEDIA_DIR))
+        found[name] = {"_type": "trackio.image", "file_path": path, "caption": None}
+    return found
+
+
+# Weights & Biases: offline folders in `wandb/` of the project, or of WANDB_DIR, for `wandb sync`.
+#
+# `wandb sync` adds whatever a folder has to a run. So each time that an attempt ends, what is new
+# becomes one more folder of the same run, and `wandb.json` notes how far the folders reach.
+
+
+def write_wandb(copy: Copy) -> None:
+    """Make a folder of what has come since the last one."""
+    place = Path(os.environ.get("WANDB_DIR") or PROJECT) / layout.WANDB
+    part = place / f".{copy.journal}"
+    noted = journal.record_of(copy.attempt, layout.WANDB_SENT)
+    done = noted["lines"] if noted.get("journal") == copy.journal else 0
+    if done and (ready := part / layout.WANDB / noted["folder"]).exists():
+        ready.rename(place / ready.name)  # since its courier was killed
+    shutil.rmtree(part, ignore_errors=True)
+    rows = [row for row in copy.rows() if row["line"] > done and (row["metrics"] or row["images"])]
+    if rows:
+        made = _offline(copy, rows, part)
+        about = {"schema": 1, "id": copy.attempt.parent.name, "journal": copy.journal}
+        about |= {"lines": rows[-1]["line"], "folder": made.name}
+        files.write_record(copy.attempt / layout.WANDB_SENT, about)
+        made.rename(place / made.name)
+        shutil.rmtree(part)
+
+
+def _offline(copy: Copy, rows: Sequence[dict[str, Any]], part: Path) -> Path:
+    """The folder, below a hidden one that `wandb sync` does not see."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # to its makers
+    import wandb
+
+    part.mkdir(parents=True)
+    nothing = {"disable_code": True, "disable_git": True, "x_disable_meta": True}
+    quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True, **nothing)
+    run = wandb.init(
+        mode="offline",
+        dir=part,
+        project=copy.project,
+        id=copy.journal,
+        name=copy.title,
+        group=copy.tags.get("seed_group"),
+        config=copy.config,
+        settings=quiet,
+    )
+    # Its own steps may not decrease; those of test results do. They are the journal's lines.
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    for row in rows:
+        images = {name: wandb.Image(str(path)) for name, path in row["images"].items()}
+        at = {"step": row["step"], "_timestamp": row["time"]}
+        run.log(row["metrics"] | images | at, step=row["line"])
+    run.finish(exit_code=int(copy.status != "FINISHED"))
+    return Path(run.dir).parent
+
+
+TRACKERS = {"tensorboard": write_events, "trackio": write_trackio, "wandb": write_wandb}
+"""Their packages, and the project's groups of packages, have these names."""

@@ -27,10 +27,9 @@ from labjobs.files import CODE, read_record
 from labjobs.job import attempts, code_evidence, journal
 from labjobs.job.journal import Damaged
 from labjobs.job.terminal import leave
-from labjobs.tracking import copies, costs, mlflow_client
+from labjobs.tracking import copies, costs, mlflow_store
 from labjobs.tracking.costs import Meter
-from labjobs.tracking.mlflow_client import prepare, reason
-from labjobs.tracking.mlflow_store import AT_THE_END, Line, Run
+from labjobs.tracking.mlflow_store import AT_THE_END, Line, Run, prepare, reason
 from labjobs.tracking.stored_jobs import Known
 
 # The job's side: it starts the process, gives it its work and receives the outcome.
@@ -75,9 +74,9 @@ class Courier:
             code = self._wait(seconds)
         self.displaced = code == exit_status.ELSEWHERE
         self._errors.seek(0)
-        late = f"{mlflow_client.shown()}: no answer within {seconds:.0f} s"
+        late = f"{mlflow_store.shown()}: no answer within {seconds:.0f} s"
         said = self._errors.read().decode(errors="replace").strip() or late
-        return "" if code == 0 else mlflow_client.last_line(said)
+        return "" if code == 0 else mlflow_store.last_line(said)
 
     def _wait(self, seconds: float) -> int | None:
         """Tell the courier that the job has ended; return its exit status, None while it sends."""
@@ -278,7 +277,7 @@ class Delivery:
         journal.note_sent(
             self._folder,
             self._journal,
-            store=mlflow_client.fingerprint(),
+            store=mlflow_store.fingerprint(),
             copies=made,
             run=self._run.id,
             lines=self._reader.line,
@@ -292,22 +291,14 @@ def delivered(folder: Path) -> bool:
     noted = read_record(folder / layout.SENT)
     start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
     all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))
-    if all_of_it != (mlflow_client.fingerprint(), start.get("journal"), True):
+    if all_of_it != (mlflow_store.fingerprint(), start.get("journal"), True):
         return False
-    if lacks_copies(folder):
+    if copies.lacking(folder):
         return False
     with (folder / layout.JOURNAL).open("rb") as file:
         is_own = journal.start_in(file.readline()) == start
         # A journal can be shorter than it was: it was damaged since.
         return is_own and os.fstat(file.fileno()).st_size <= int(noted["bytes"])
-
-
-def lacks_copies(folder: Path) -> bool:
-    """Whether wanted copies of an attempt that was stored from here have not been made."""
-    if not (wanted := copies.wanted()):
-        return False  # without a look at the disk
-    noted = read_record(folder / layout.SENT)
-    return bool(noted) and not wanted.items() <= noted.get("copies", {}).items()
 
 
 # `python jobs.py sync`: send the results of jobs on this disk that are missing there.
@@ -340,7 +331,7 @@ def sync(runs_root: Path, known: Known | None = None) -> int:
                 _forget(folder)  # what is there stays once; another `sync` may do the same
             _send(folder)
             if changed(folder):  # it has points that nobody logged, which cannot be deleted
-                mlflow_client.client().delete_run(read_record(folder / layout.SENT)["run"])
+                mlflow_store.client().delete_run(read_record(folder / layout.SENT)["run"])
                 _forget(folder)
                 _send(folder)
             if names := lacking(folder):

@@ -27,10 +27,16 @@ from labjobs.files import CODE, PROJECT, read_record
 from labjobs.job import attempts, code_evidence, data_evidence, identity
 from labjobs.job.attempts import Evidence
 from labjobs.job.folder import STOPPED, JobFolder
-from labjobs.job.runtime import is_fetched
-from labjobs.tracking import copies, costs, mlflow_client
-from labjobs.tracking.mlflow_client import AWAY, LONGEST_QUERY, PROJECT_ID, select, sqlite_path
-from labjobs.tracking.mlflow_store import fresh
+from labjobs.job.identity import is_fetched
+from labjobs.tracking import copies, costs, mlflow_store
+from labjobs.tracking.mlflow_store import (
+    AWAY,
+    LONGEST_QUERY,
+    PROJECT_ID,
+    fresh,
+    select,
+    sqlite_path,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -175,9 +181,9 @@ def _by_client(experiment: str) -> list[StoredJob]:
 def asked() -> Iterator["MlflowClient"]:
     """MLflow's client, whose errors are turned into ConnectionErrors of one line."""
     try:
-        yield mlflow_client.client()
+        yield mlflow_store.client()
     except Exception as error:
-        raise ConnectionError(f"{AWAY}: {mlflow_client.reason(error)}") from error
+        raise ConnectionError(f"{AWAY}: {mlflow_store.reason(error)}") from error
 
 
 def delete(runs: Iterable[str]) -> None:
@@ -267,7 +273,7 @@ class Known:
         if path := sqlite_path():
             query = "SELECT artifact_uri FROM runs WHERE run_uuid = :run"
             ((address,),) = select(path, query, run=sent)
-            if own := mlflow_client.local_folder(address):
+            if own := mlflow_store.local_folder(address):
                 return [name for name in names if not (own / name).exists()]
         with asked() as client:
             folders = {str(Path(name).parent) for name in names}
@@ -315,7 +321,7 @@ def known(experiment: str) -> Known:
     """
     if is_fetched():  # the machine that has sent the job has asked
         return Known()
-    mlflow_client.check()
+    mlflow_store.check()
     copies.check()
     try:
         if path := sqlite_path():
@@ -334,9 +340,9 @@ def _by_other_process(experiment: str) -> list[StoredJob]:
         )
     except subprocess.TimeoutExpired as error:
         why = f"no answer in {LONGEST_QUERY:.0f} s"
-        raise ConnectionError(f"{AWAY}: {mlflow_client.shown()}: {why}") from error
+        raise ConnectionError(f"{AWAY}: {mlflow_store.shown()}: {why}") from error
     if answer.returncode:
-        line = mlflow_client.last_line(answer.stderr)
+        line = mlflow_store.last_line(answer.stderr)
         wrong = answer.returncode == exit_status.WRONG
         raise SettingsError(line) if wrong else ConnectionError(line)
     found: list[StoredJob] = json.loads(answer.stdout)
@@ -362,7 +368,7 @@ def experiments(wanted: str = "") -> dict[str, str | None]:
         ]
     for name, stage, number, _ in found:
         if name == wanted and stage == "deleted":
-            raise mlflow_client.was_deleted(name, str(number))
+            raise mlflow_store.was_deleted(name, str(number))
     return {name: owner for name, stage, _, owner in found if stage == "active"}
 
 
@@ -377,9 +383,9 @@ def settle(experiment: str) -> None:
         if own == "none" and path and path.parent == PROJECT:  # nobody else's store
             identity.restore_id(str(owner))
         if identity.existing_id() != owner:
-            raise mlflow_client.belongs_to_another(experiment, str(owner))
+            raise mlflow_store.belongs_to_another(experiment, str(owner))
     if experiment not in owners and own in owners.values():
-        rename = "from labjobs.tracking.mlflow_client import prepare; prepare()"
+        rename = "from labjobs.tracking.mlflow_store import prepare; prepare()"
         subprocess.run([sys.executable, "-c", rename], cwd=CODE)
 
 

@@ -8,7 +8,6 @@ compilation  the forward pass, compiled and under autocast; evaluation in the ba
              one CUDA graph
 meters       means of what is measured; outputs: what is kept of examples
 optim        Muon, EMA, clipping, early stopping, gradients of several processes
-classifiers  torchvision's networks
 probes       what `find` measures in a job, and --profile
 """
 

@@ -36,9 +36,15 @@ from labjobs.devices import FORMATS, GlobalStreams, Precision
 from labjobs.distributed.collectives import Processes, is_divided, own
 from labjobs.errors import Diverged, JobError, SettingsError, few
 from labjobs.job import attempts, data_evidence
-from labjobs.job import runtime as purpose
 from labjobs.job.folder import JobFolder
-from labjobs.job.identity import identity
+from labjobs.job.identity import (
+    FIND_BATCH_SIZE,
+    FIND_NOISE_SCALE,
+    FIND_WORKERS,
+    LENGTH,
+    identity,
+    purpose,
+)
 from labjobs.job.terminal import Interrupted, Paused, counted, log
 from labjobs.settings import Span
 from labjobs.training import checkpoints, compilation, outputs, probes
@@ -128,13 +134,13 @@ class Job(Generic[S]):
         threads = {"threads": str(torch.get_num_threads())}
         journal.tags(devices.tags(self.device) | threads)
         self._compare_with_before()
-        running = purpose.purpose()  # `jobs.py find` runs jobs too
+        running = purpose()  # `jobs.py find` runs jobs too
         if steps := self.runtime.profile:
             where = self._folder.path, self.device
             self._watcher = Profile(steps, *where, journal.files, self._prepared)
-        elif running in (purpose.FIND_BATCH_SIZE, purpose.FIND_WORKERS):
+        elif running in (FIND_BATCH_SIZE, FIND_WORKERS):
             self._watcher = Pace(self.device, journal, lambda: self.step)
-        elif running == purpose.FIND_NOISE_SCALE:
+        elif running == FIND_NOISE_SCALE:
             self._watcher = NoiseScale(lambda: [*self._parts.values()], self.log)
 
     # Before the loop: data, models, forward functions.
@@ -847,7 +853,7 @@ class Job(Generic[S]):
         its length is not known. It depends on the settings alone, so it is the same when the job
         goes on, and in the jobs with which `find` measures for it."""
         length = self._length
-        if given := os.environ.get(purpose.LENGTH):  # of the job that this one measures for
+        if given := os.environ.get(LENGTH):  # of the job that this one measures for
             length = length.of(SimpleNamespace(**json.loads(given)))
         if (steps := length.expected) is None:
             return None
