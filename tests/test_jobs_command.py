@@ -433,6 +433,19 @@ def removed(jobs: Jobs) -> set[str]:
 
 
 @pytest.mark.full
+def test_a_mistake_in_one_figure_leaves_out_that_one(jobs):
+    project = jobs.project
+    first = "    shown = comparison.compare(jobs, 6, 6, metric"
+    project.edit("plot.py", first, f"    jobs['mistaken']\n{first}")
+    drawn = project.do("python", "plot.py", "--format", "png")
+    assert drawn.returncode == 1
+    assert "left out learning-curves: KeyError: 'mistaken' (plot.py:" in drawn.stderr
+    assert (project.root / "figures/throughput.png").exists()
+    assert not (project.root / "figures/learning-curves.png").exists()
+    assert (project.root / "tables/main.md").exists()
+
+
+@pytest.mark.full
 def test_rm_removes_jobs_here_and_in_the_store_unless_something_needs_them(jobs):
     project, folder = jobs.project, jobs.project.root / "runs"
     succeeded(project.do("python", "plot.py", "--format", "png"))

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from edits import add_analysis
-from faults import Project, one_line, silent
+from faults import Project, one_line, silent, succeeded
 from sweeps import write_grid, write_lines
 from test_changed_data import image
 
@@ -138,6 +138,8 @@ def test_an_edit_that_concerns_an_input_makes_both_stale_until_it_is_undone(proj
     (project.root / "accepted.jsonl").unlink()
     project.edit("run.py", "scaler.scale(loss * 1)", "scaler.scale(loss)")
     assert sweep(project) == (0, "4 of 4 jobs finished, 0 of them now")
+    succeeded(project.do("python", "jobs.py", "rm", first, "--anyway"))
+    assert f"(input {first} removed)" in one_line(project.do(*analyse(project, *flags)), 5)
 
 
 def test_a_wrong_id_is_refused_before_anything_starts(project):

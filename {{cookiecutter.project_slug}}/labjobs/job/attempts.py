@@ -265,12 +265,14 @@ def present_code(settings: Any, script: str, runs_root: Path) -> Fingerprint:
 
 
 def _digest(job: str, runs_root: Path) -> str:
-    """The digest of an input's present code, or of the oldest code accepted as the same."""
-    known = None
-    with suppress(SettingsError):
+    """The digest of an input's present code, or of the oldest code accepted as the same; REMOVED if
+    there is no such job any more."""
+    try:
         known = settings_of(job, runs_root)
-    if not known:
+    except SettingsError:
         return "unknown"
+    if not known:
+        return code_evidence.REMOVED
     found = present_code(*known, runs_root)
     for attempt in all_of(runs_root / job)[-1:]:
         found = code_evidence.present_as_in(attempt, found)

@@ -26,6 +26,7 @@ from labjobs.privacy import scrub
 
 MIXED = "mixed"  # takes the place of a digest if a job was continued with changed code
 INPUT = "input"  # prefix of the names of parts that are jobs
+REMOVED = "removed"  # takes the place of the digest of an input that is no longer there
 NAMED = 3  # the largest number of changed definitions that a message names
 
 # Changes of the code that somebody has accepted because they do not change results are in
@@ -200,7 +201,16 @@ def difference(folder: Path, code: Fingerprint) -> str:
     if known == MIXED:
         return "it was continued with changed code"
     names = changed(folder, code)
+    gone = [name for name in names if _is_removed(name, code)]
+    if gone:
+        return f"{few(map(in_python, gone), NAMED)} removed"
     return f"{few(map(in_python, names), NAMED)} changed" if names else "its code was not recorded"
+
+
+def _is_removed(part: str, code: Fingerprint) -> bool:
+    """Whether a part of a job's code is a job that is no longer there."""
+    is_input = part.startswith(f"{INPUT}:") and part in code.parts
+    return is_input and code.source(part) == f"{INPUT} {REMOVED}"
 
 
 def conflict(attempts: Iterable[Path]) -> bool:

@@ -5,6 +5,7 @@ import json
 import re
 import signal
 import sys
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -41,6 +42,7 @@ from labjobs.results import (
 from labjobs.results.comparison import MOST
 from labjobs.results.metrics import SHOWN, WORDS, NoResults, chooser, declared
 from labjobs.results.paper_tables import Tabulating
+from labjobs.sources import described, fault
 from labjobs.tracking import stored_jobs
 from labjobs.tracking.mlflow_store import experiment_name
 
@@ -177,12 +179,19 @@ class _Pages:
 
     @contextmanager
     def of(self, stem: str) -> Iterator[None]:
-        """Note why a figure or a table is left out, if it is."""
+        """Note why a figure or a table is left out, if it is: also by a mistake in the function of
+        the project's that makes it, whose trace is printed; the others are made all the same."""
         try:
             with warnings.catch_warnings(action="ignore", category=UserWarning):
                 yield  # missing characters: the print check names them
         except (NoResults, JobError) as error:
             self._left_out.setdefault(str(error), []).append(stem)
+        except Exception as error:
+            if not fault(error):
+                raise
+            traceback.print_exception(error)
+            self._left_out.setdefault(described(error), []).append(stem)
+            self._right.append(False)
 
     def write(self, stem: Path, kinds: Iterable[str], check: Lines, save: Lines) -> bool:
         """Save a figure or a table as files of some kinds, and print what is said of them; return
