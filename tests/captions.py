@@ -223,6 +223,15 @@ def difference(one: pd.DataFrame, other: pd.DataFrame, metric: Metric) -> tuple[
     return Mean(float(middle), parts, metric.log), paired
 
 
+def on_shared(one: pd.DataFrame, other: pd.DataFrame, metric: Metric) -> list[pd.DataFrame]:
+    """The jobs with results that have the repeats of both; all if they share none."""
+    each = [known(x, metric) for x in (one, other)]
+    repeats = [name for name in REPEATS if name in one]
+    keys = [x[repeats].astype(str).agg(" ".join, axis=1) if len(x) else x.index for x in each]
+    shared = {*keys[0]} & {*keys[1]}
+    return [x[key.isin(shared)] for x, key in zip(each, keys, strict=True)] if shared else each
+
+
 def holm(p: dict[Any, float]) -> dict[Any, float]:
     order = sorted(p, key=lambda name: p[name])
     steps = [min(1.0, (len(p) - rank) * p[name]) for rank, name in enumerate(order)]
@@ -318,6 +327,7 @@ class Caption:
         self.by = [n for n in varied(self.jobs, grid.settings) if n not in self.rest]
         self.best = self._chosen()
         self.most = 12
+        self.reference: Name | None = None  # the baseline, if differences are shown
 
     def _rest(self) -> list[str]:
         """The settings for which the best values were chosen."""
@@ -417,7 +427,7 @@ class Caption:
         wanted = replace(self.shown, part=part).text
         assert text.lower() == wanted.lower(), (text, wanted)
 
-    def over(self, jobs: pd.DataFrame, metric: Metric) -> str:
+    def of_repeats(self, jobs: pd.DataFrame, metric: Metric) -> str:
         own = known(jobs, metric)
         by = places(own)
         each = [x for _, x in own.groupby(by)] if by else [own]
@@ -436,10 +446,34 @@ class Caption:
         return {name: self.groups[name] for name in first if len(known(self.groups[name], metric))}
 
     def intervals_over(self, said: str, samples: "list[tuple[pd.DataFrame, Metric]]") -> None:
-        each = [*dict.fromkeys(self.over(*one) for one in samples if mean(*one))]
+        each = [*dict.fromkeys(self.of_repeats(*one) for one in samples if mean(*one))]
         found = said.split(" or ")
         few = ["others"] * (len(each) > 3)
         assert {*found} <= {*each, *few} and len(found) == len(each[:3] + few), (said, each)
+
+    def over(self, said: str) -> None:
+        """What intervals are over: those of results, or of differences from a baseline."""
+        metric = replace(self.shown, part="test")
+        if not self.reference:
+            self.intervals_over(said, [(own, metric) for own in self.tested.values()])
+            return
+        every = []
+        first = self.groups[self.reference]
+        for name in differences(self.tested | {self.reference: first}, self.reference, metric):
+            whole = self.groups[name], first
+            shared = on_shared(*whole, metric)
+            enough = len(units(shared[0][metric.column], shared[0], metric.log)) >= 3
+            every += shared if enough and all(map(len, shared)) else whole
+        each = [*dict.fromkeys(self.of_repeats(own, metric) for own in every)]
+        found = said.split(" or ")
+        few = ["others"] * (len(each) > 3)
+        assert {*found} <= {*each, *few} and len(found) == len(each[:3] + few), (said, each)
+
+    def leaves_out(self) -> None:
+        """Whether some repeats of two settings are not shared."""
+        metric, first = replace(self.shown, part="test"), self.groups[self.reference]
+        pairs = [(known(own, metric), known(first, metric)) for own in self.tested.values()]
+        assert any(len(on_shared(*pair, metric)[0]) < max(map(len, pair)) for pair in pairs)
 
     def untested(self, said: str) -> None:
         """Jobs with a result on validation data and none on test data."""
@@ -490,6 +524,7 @@ class Caption:
     def baseline(self, said: str) -> None:
         first, metric = self.ranked()[0], replace(self.shown, part="test")
         assert parts_of(said) == first
+        self.reference = first
         found = differences({**self.tested, first: self.groups[first]}, first, metric)
         for name, dots in self.rows():
             each, _, p = found[name]
@@ -766,10 +801,9 @@ SENTENCES: list[tuple[str, Test]] = [
     (r" (\d+) of (\d+) jobs have reached it\.", Caption.have_reached),
     (
         r" Test intervals are over (.+?)\.(?= |$)",
-        lambda c, said: c.intervals_over(
-            said, [(own, replace(c.shown, part="test")) for own in c.tested.values()]
-        ),
+        Caption.over,
     ),
+    (r" Differences are over the repeats that both have\.", Caption.leaves_out),
     (r" No finite test [\w-]+, which counts as the worst: (.+?)\.(?= |$)", Caption.untested),
     (
         r" Fewer than 3 repeats, so neither interval nor comparison: (.+?)\.(?= [A-Z]|$)",

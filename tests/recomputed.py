@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from captions import (
     CONFIRMING,
     ENDED,
     LABELS,
+    REPEATS,
     SENTENCES,
     Caption,
     Metric,
@@ -27,6 +29,7 @@ from captions import (
     label,
     lacks,
     lost,
+    on_shared,
     parts_of,
     ranked,
     score,
@@ -348,7 +351,8 @@ class Tables(Caption):
                     is_interval(text, tuple(factor * end for end in each.ends))
                     assert bold == (p < 0.05 and metric.part == "test"), (row, text, p)
                 elif len(known(shown["baseline"], metric)):
-                    mine, its = (interval(x, metric)[0] for x in (own, shown["baseline"]))
+                    pair = on_shared(own, shown["baseline"], metric)
+                    mine, its = (interval(x, metric)[0] for x in pair)
                     value = mine / its if metric.log else metric.factor * (mine - its)
                     is_number(text, value)
                     assert not bold
@@ -528,11 +532,18 @@ def check_tasks(grid: Grid, caption: str) -> None:
 
 
 def _over(c: Tables, said: str) -> None:
-    own = set[str]()
+    """Means are over all repeats of a row, and differences over those that two rows share."""
+    own, shown = set[str](), list[pd.DataFrame]()
     for jobs in grouped(c.every, [*varied(c.every, c.grid.settings), "dataset"]).values():
         confirming = jobs[jobs["seed"] >= CONFIRMING]
-        shown = confirming if len(confirming) else jobs
-        own |= {c.over(shown, metric) for metric in c.metrics("") if len(known(shown, metric))}
+        shown.append(confirming if len(confirming) else jobs)
+    for metric in c.metrics(""):
+        results = [each for jobs in shown if len(each := known(jobs, metric))]
+        repeats = [name for name in REPEATS if name in c.every]
+        alike = {str(sorted(each[repeats].to_numpy().tolist())): each for each in results}
+        for one, other in product(results, alike.values()):
+            each = (one, on_shared(one, other, metric)[0])
+            own |= {c.of_repeats(part, metric) for part in each}
     assert {*said.split(" or ")} <= {*own, "others"}, (said, own)
 
 
@@ -558,6 +569,7 @@ OF_TABLES: list[tuple[str, Test]] = [
         lambda c, _, ratios: bool(ratios) == any(m.log for m in c.metrics("")),
     ),
     (r" ± and parentheses: 95% intervals over (.*?)\.(?= |$)", _over),
+    (r" Differences are over the repeats that both have\.", lambda c: None),
     (r" Means of fewer than 3 repeats have no interval\.", lambda c: None),
     (r" Bold: .*?(?:rows|columns) of a (?:column|row) together\)\.", lambda c: None),
     (r" .: not run\.", lambda c: None),
@@ -585,7 +597,8 @@ OF_TABLES: list[tuple[str, Test]] = [
     ),
     (
         r" Costs of a job\. Means of jobs that finished, on (.*?)\. The last row is the sum over "
-        r"all (\d+) attempts of the project that have not been deleted, whatever became of them\.",
+        r"all (\d+) attempts of the project that were not started over or deleted, whatever "
+        r"became of them\.",
         _spent,
     ),
 ]

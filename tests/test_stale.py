@@ -49,7 +49,7 @@ def test_the_store_alone_tells_as_well(project, fresh):
     fresh.edit("models.py", "256", "128")
     store = {"MLFLOW_TRACKING_URI": f"sqlite:///{project.root}/mlflow.db"}
     said = one_line(fresh.run(*SHORT, **store), 5)
-    assert "was finished with other code (in another folder)" in said
+    assert "was finished with other code (in the store alone)" in said
 
 
 @pytest.mark.full

@@ -266,5 +266,5 @@ def test_a_server_that_asks_for_a_password(train, server, database, answer):
             assert not any(secret in line for secret in given.values())
             kill(courier)  # or it would try for two more minutes
             sent = silent(trial.project.do("python", "jobs.py", "sync", **RIGHT))
-            assert sent.stdout.endswith("1 of 1 jobs sent\n")
+            assert sent.stdout.endswith("1 of 1 attempts sent\n")
         trial.wait_until_all_is_there("FINISHED")

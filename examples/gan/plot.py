@@ -122,7 +122,7 @@ def differences(jobs: "pd.DataFrame") -> "Drawn":
     return fig, (
         f"Test results compared with those of the baseline ({baseline}), with 95% intervals; "
         f"filled dots can be told from no difference (5% level for all together)."
-        f"{shown.over(RANKED)}{cut}{shown.notes}"
+        f"{shown.over(RANKED, found)}{cut}{shown.notes}"
     )
 
 

@@ -267,6 +267,7 @@ class Attempt:
         self.folder.interruption.listen()
         try:
             problem = self._missing(IMPATIENCE if self._store_is_away else PATIENCE)
+            terminal.handle_signals(signal.SIG_IGN)  # nothing is left to stop
         except Interrupted as stop:
             problem = f"interrupted {stop}"
         if problem:

@@ -425,16 +425,19 @@ def _most(points: Sequence[Point], metric: str) -> float:
     return max(point[metric] for point in points)
 
 
+FITS = " is the largest that fits"
+
+
 def _find_batch_size(job: JobFolder[Any], name: str, given: Namespace, trials: Trials) -> Answer:
     """Each size is a job in its own process, so there is nothing to clean up if it runs out of
     memory. A machine without a GPU would swap first, so there a size is not tried if it is unlikely
     to fit, judging by the memory that smaller sizes took."""
     measured: dict[int, list[Point]] = {}
-    size, memory, end = given.smallest, 0.0, f"--largest {given.largest} was reached"
+    size, memory, end = given.smallest, 0.0, f" fits; --largest {given.largest} was reached"
     require(size <= given.largest, "--smallest", size, "at most --largest")
     while size <= given.largest:
         if not trials.on_gpu and 2 * memory > USED * machine.available_memory():
-            end = f"{size} could take twice the memory, which is not available"
+            end = f"{FITS} ({size} could take twice the memory, which is not available)"
             break
         try:
             test = _changed(_long(job), **{name: size})  # the setting may have a range
@@ -444,11 +447,11 @@ def _find_batch_size(job: JobFolder[Any], name: str, given: Namespace, trials: T
         except (SettingsError, OutOfMemory) as error:
             if not measured:
                 raise
-            end = f"with {size}, {error}"
+            end = f"{FITS} (with {size}, {error})"
             break
         measured[size], memory = points, _most(points, MEMORY)
         size *= 2
-    return _fastest(name, measured, trials, f"; {[*measured][-1]} is the largest that fits ({end})")
+    return _fastest(name, measured, trials, f"; {[*measured][-1]}{end}")
 
 
 def _find_workers(job: JobFolder[Any], name: str, given: Namespace, trials: Trials) -> Answer:

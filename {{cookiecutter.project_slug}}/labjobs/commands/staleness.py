@@ -94,8 +94,9 @@ def _all_changes(project: Project, jobs: list[Job]) -> list[Change]:
 
 def _changes(job: Job, about: str) -> Iterator[Change]:
     """What makes one job stale: `about`, if it is none of its definitions."""
-    attempt = job.latest
-    names = code_evidence.changed(attempt, job.folder.code) if job.folder and attempt else []
+    attempt, names = job.latest, list[str]()
+    if job.folder and attempt and code_evidence.difference(attempt, job.folder.code):
+        names = code_evidence.changed(attempt, job.folder.code)
     if not (job.folder and attempt and names):
         yield Change("", about)
         return
@@ -243,7 +244,8 @@ def _codes(job: JobFolder[Any]) -> Codes:
 def _accept(job: JobFolder[Any], because: str, replayed: Mapping[str, str]) -> bool:
     """Accept the changes in a job's code, unless an input of it is stale still."""
     assert job.latest
-    vars(job).pop("code", None)  # its inputs may have been accepted since
+    for known in ("code", "path"):  # its inputs may have been accepted since
+        vars(job).pop(known, None)
     found = code_evidence.changes(job.latest, job.code)
     if still := [*filter(_is_input, found)]:
         names = ", ".join(map(code_evidence.in_python, still))

@@ -148,6 +148,7 @@ class Writer:
         self._imported: set[ast.AST] = set()
         self._root: ast.AST | None = None  # the statement or expression that is written
         self._typeless: set[int] = set()  # parameters whose types do not count
+        self._called: set[int] = set()  # what is called is no setting: `job.steps(batches)`
 
     def written(self, node: ast.AST) -> Written:
         """Return the text of a statement or expression, and what it uses."""
@@ -304,7 +305,8 @@ class Writer:
             self._refer(target, node)
         else:
             self._plain(node)
-        self._type(node.attr)
+        if not (id(node) in self._called and node.attr in self._code.values.added):
+            self._type(node.attr)
 
     def _MatchClass(self, node: ast.MatchClass) -> None:
         for name in filter(is_special, node.kwd_attrs):
@@ -470,6 +472,7 @@ class Writer:
         self._plain(node)
 
     def _Call(self, node: ast.Call) -> None:
+        self._called.add(id(node.func))
         target = self._target(node.func)
         path = target.path if target else ""
         asks = [getattr(each, "value", "") in READS_CALLER for each in node.args if path in GETS]

@@ -109,8 +109,9 @@ class Values:
         self.settings = self._with_bases(self._named(symbols.get(symbols.entry)))
         self.looks_at_fields = "fields" in self._mentioned
         declared = [*self._declared()]
-        self._fields = {name: is_plain for name, _, is_plain in declared}
-        self.types = {name: types for name, types, _ in declared}
+        self._fields = {name: is_plain for name, *_, is_plain in declared}
+        self.types = {name: f"{types}{neutral}" for name, types, neutral, _ in declared}
+        self.added = {name for name, _, neutral, _ in declared if neutral}
         tests = (n.test for m in modules for n in m.nodes if isinstance(n, ast.If | ast.IfExp))
         asked = {tail(node) for test in tests for node in everywhere(test)}
         self.conditions = sorted(asked & self._fields.keys())
@@ -233,16 +234,16 @@ class Values:
         bases = [tail(base) for base in node.bases] if node else []
         return [*(n for b in bases if b not in names for n in self._with_bases(b, names)), name]
 
-    def _declared(self) -> Iterator[tuple[str, str, bool]]:
-        """Yield the settings with their types, such as `float`, and whether a condition can be
-        evaluated on their values."""
+    def _declared(self) -> Iterator[tuple[str, str, str, bool]]:
+        """Yield the settings with their types, such as `float`, their neutral values, and whether a
+        condition can be evaluated on their values."""
         known = [self._classes[name] for name in self.settings if name in self._classes]
         are_plain = len(known) == len(self.settings) and all(map(self._is_plain, known))
         for field in (field for node in known for field in node.body):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 words = {tail(inner) for inner in ast.walk(field.annotation)} - {""}
-                types = _types(field.annotation) + _neutral(field)
-                yield field.target.id, types, are_plain and words <= PLAIN
+                about = _types(field.annotation), _neutral(field)
+                yield field.target.id, *about, are_plain and words <= PLAIN
 
     def _is_plain(self, settings: ast.ClassDef) -> bool:
         """Whether settings are as they were made: frozen, without ways around that."""

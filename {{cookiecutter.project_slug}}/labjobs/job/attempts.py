@@ -229,7 +229,7 @@ def compare(
     if tags is None:
         change = code_evidence.difference(attempt, code)
     else:
-        change = "" if code_evidence.fits(tags.get("code", ""), code) else "in another folder"
+        change = "" if code_evidence.fits(tags.get("code", ""), code) else "in the store alone"
     if change:
         return Evidence(code=change)
     read = None if tags is None else tags.get("data", "")

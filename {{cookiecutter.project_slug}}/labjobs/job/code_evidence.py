@@ -179,11 +179,12 @@ def changed(folder: Path, code: Fingerprint) -> list[str]:
 
 def distance(folder: Path, code: Fingerprint) -> float:
     """Return how many lines of the code have changed since a job, one at least in each part that
-    has; infinity if that is not known."""
-    names, kept, now = changed(folder, code), parts(folder), present_as_in(folder, code)
-    if not names:
-        return 0 if fits(digest(folder), code) else math.inf
-    lines = 0
+    has, whether or not that was accepted of others; 0 if the code counts as the same, infinity if
+    it is not known."""
+    if fits(digest(folder), code):
+        return 0
+    names, kept, now = changes(folder, code), parts(folder), present_as_in(folder, code)
+    lines = 0.0 if names else math.inf
     for name in names:
         is_stored = name in now.parts and not name.startswith("file:")
         was = Counter(kept.get(name, {}).get("source", "").splitlines())

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,15 @@ from labjobs.job.terminal import counted as number_of
 from labjobs.results import groups, tables
 from labjobs.results.intervals import NEEDED
 from labjobs.results.metrics import CURE, Measured, NoResults, Part, chooser, shown
-from labjobs.results.samples import Difference, Sample, differences, over, sample
+from labjobs.results.samples import (
+    SHARED,
+    Difference,
+    Sample,
+    differences,
+    either,
+    over,
+    sample,
+)
 from labjobs.results.style import Look, looks, settings
 
 Curves = dict[str, dict[str, pd.DataFrame]]
@@ -201,13 +210,15 @@ class Comparison:
             raise NoResults(f"{why}, such as seeds in run.sh")
         return reference, found
 
-    def over(self, most: int) -> str:
-        """Return sentences on what the intervals of test results are over, which have none, and
-        which jobs have no test results."""
+    def over(self, most: int, found: Mapping[str, Difference] = MappingProxyType({})) -> str:
+        """Return sentences on what the intervals of test results are over, or those of the
+        differences that were found; which have none, and which jobs have no test results."""
         tested = self.samples(most, "test")
         known, few = over(tested.values()), [n for n, one in tested.items() if not one.is_shown]
+        known = either(one.over for each in found.values() for one in each.of) or known
         why = f" Fewer than {NEEDED} repeats, so neither interval nor comparison: {_listed(few)}."
         said = f" Test intervals are over {known}.{why * bool(few)}" if known else ""
+        said += SHARED * any(each.left_out for each in found.values())
         return said + self._untested
 
     @property

@@ -69,6 +69,8 @@ def _known(figures: Path, of_tables: Path) -> Iterator[float]:
     """All numbers in the tables and captions."""
     for path in sorted(of_tables.glob("*.csv")):
         about = read_json(path.with_suffix(".json"))
+        if not path.read_bytes().strip():  # a table without rows
+            continue
         for name, cells in pd.read_csv(path, dtype=str).items():
             numbers = pd.to_numeric(cells, errors="coerce")
             is_result = name not in {*about.get("shared", ()), *about.get("varied", ()), *COUNTS}
@@ -166,5 +168,5 @@ def _compute(jobs: pd.DataFrame) -> list[str]:
         f"- Devices: {', '.join(sorted(jobs['hardware'].unique()))}.",
         *lines,
         "- All attempts are those in the store: also jobs that failed, diverged, became stale, or "
-        "were made by `jobs.py find`.",
+        "were made by `jobs.py find`, but none that was started over or deleted.",
     ]

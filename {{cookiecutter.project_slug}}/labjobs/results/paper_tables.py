@@ -25,7 +25,18 @@ from labjobs.results import comparison, groups, style, tables
 from labjobs.results.figure_files import plain
 from labjobs.results.intervals import NEEDED, Interval, mean
 from labjobs.results.metrics import SHOWN, WORDS, Measured, NoResults, Part, chooser, declared
-from labjobs.results.samples import Difference, Sample, differences, either, over, sample
+from labjobs.results.samples import (
+    SHARED,
+    Difference,
+    Sample,
+    differences,
+    either,
+    leaves_out,
+    means_apart,
+    over,
+    sample,
+    shared_repeats,
+)
 from labjobs.settings import CONFIRMING
 
 MOST_COLUMNS = 3  # largest number of columns, if plot.py does not say which metrics are shown
@@ -189,20 +200,24 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
     changes = {name: once[name] for name in names}
     table = Table("change", rows={name: [] for name in ["baseline", *changes.values()]})
     known, (metrics, others) = list[str](), _metrics(jobs, shown)
+    some_left_out, splits = False, ""
     for task, own in of_tasks.items():
         alike = grid.alike([reference, *changes], own, own)
         for metric in metrics:
             each = {name: sample(alike[name], metric) for name in (reference, *changes)}
-            found = differences(each, reference)
+            base, found = each[reference], differences(each, reference)
+            alone = [name for name in changes if len(each[name]) and name not in found]
+            some_left_out |= any(one.left_out for one in found.values())
+            some_left_out |= any(leaves_out(each[name], base) for name in alone)
+            apart = [n for n in changes if len(each[n]) and not shared_repeats(each[n], base)]
+            splits = splits or groups.unlike_splits(alike[n] for n in (reference, *apart))
             known += [each[reference].over] * each[reference].is_shown
-            known += [one.over for one in found.values()]
+            known += [part.over for one in found.values() for part in one.of]
             widths = [_scaled(one.estimate.interval, each[n]) for n, one in found.items()]
             decimals = None if metric.log else style.decimals(widths)
-            base = _column({reference: each[reference]}, alike)[reference]
-            cells = [
-                _change(each[n], each[reference], found.get(n), alike[n], decimals) for n in changes
-            ]
-            table.add(Column(_title(metric), task), [base, *cells])
+            first = _column({reference: base}, alike)[reference]
+            cells = [_change(each[n], base, found.get(n), alike[n], decimals) for n in changes]
+            table.add(Column(_title(metric), task), [first, *cells])
             for name, one in each.items():
                 record = _record(grid, name, alike[name], task, one, found.get(name))
                 table.records.append(record)
@@ -210,7 +225,7 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
     ratios *= any(metric.log for metric in metrics)
     table.about = (
         f"Rows below the baseline ({reference}) are differences from it{ratios}."
-        f"{_intervals(either(known))}{_geometric(metrics)}"
+        f"{SHARED * some_left_out}{_intervals(either(known))}{_geometric(metrics)}{splits}"
     )
     if any(cell.bold for row in table.rows.values() for cell in row):
         level = "5% level for all rows of a column together"
@@ -253,7 +268,8 @@ def cost(jobs: pd.DataFrame, rows: Sequence[str] = ()) -> Table:
     devices = ", ".join(sorted(jobs["hardware"].unique()))
     table.about = (
         f"Means of jobs that finished, on {devices}. The last row is the sum over all {len(spent)} "
-        f"attempts of the project that have not been deleted, whatever became of them.{fewer}"
+        f"attempts of the project that were not started over or deleted, whatever became of them."
+        f"{fewer}"
     )
     return table
 
@@ -512,8 +528,7 @@ def _change(
 
     if (lost := _lost(tried, len(each))) or base.lost or not (len(each) and len(base)):
         return lost or Cell(NOTHING)
-    mine, its = each.estimate.interval.mean, base.estimate.interval.mean
-    alone = Interval(mine / its if log else mine - its, math.nan, math.nan)
+    alone = Interval(means_apart(each, base), math.nan, math.nan)
     cell = _cell(_scaled(found.estimate.interval if found else alone, each), decimals, text)
     # Validation results have chosen the baseline: they cannot tell what differs from it.
     return replace(cell, bold=bool(found and found.is_certain and each.metric.part == "test"))
@@ -556,7 +571,7 @@ def _record(
         "job_ids": " ".join(sorted(tried["job_id"])),
         **more,
         **{f"difference_{name}": value for name, value in apart.items()},
-        **({"adjusted_p": difference.p} if difference else {}),
+        **({"difference_repeats": difference.n, "adjusted_p": difference.p} if difference else {}),
     }
 
 

@@ -495,6 +495,8 @@ def _differences(jobs: pd.DataFrame, mixed: list[str]) -> str:
         said += f" It is not known whether the data of {of} has changed since."
     if devices := _counted(jobs, "hardware", "on"):
         said += f" The jobs ran on different kinds of devices: {devices}."
+    if threads := _counted(jobs, "threads", "with"):
+        said += f" The jobs ran with different numbers of threads: {threads}."
     if monitors := _counted(jobs, "monitor", "by"):
         said += f" Jobs kept the weights that were best by different metrics: {monitors}."
     if continuing := int(tables.continuing(jobs).sum()):

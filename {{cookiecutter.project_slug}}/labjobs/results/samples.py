@@ -141,12 +141,8 @@ class Difference(NamedTuple):
     paired: bool
     n: int  # number of repeats: of pairs, or of the smaller sample
     of: tuple[Sample, Sample]  # with the results that are compared
+    left_out: bool = False  # whether there are repeats that only one of the two has
     p: float = 1.0  # adjusted for all comparisons
-
-    @property
-    def over(self) -> str:
-        """What the interval is over."""
-        return either(each.over for each in self.of)
 
     @property
     def is_certain(self) -> bool:
@@ -176,7 +172,7 @@ def _p(each: Sample, base: Sample, difference: Estimate) -> float:
 
 def _difference(first: Sample, second: Sample) -> Difference:
     """The difference of two samples, paired by repeat and example as far as that is possible."""
-    shared = [repeat for repeat in first.results.index if repeat in second.results.index]
+    shared = shared_repeats(first, second)
     one, other = _part(first, shared), _part(second, shared)
     log, n = first.metric.log, len(shared)
     pairs = one.results / other.results if log else one.results - other.results
@@ -188,14 +184,40 @@ def _difference(first: Sample, second: Sample) -> Difference:
         alone = one.of_repeats, other.of_repeats
         parts = (*alone[0].parts, *alone[1].parts)
         found = Estimate(alone[0].mean - alone[1].mean, parts, log)
+    left_out = paired and leaves_out(first, second)
     mine, its, of = one.of_examples, other.of_examples, (one, other)
     if mine is None or its is None:
-        return Difference(found, paired, n, of)
+        return Difference(found, paired, n, of, left_out)
     both = one.which, other.which
     if all(both) and len(both[0]) == len(both[1]) and all(map(np.array_equal, *both)):
-        return Difference(intervals.with_examples(found, mine - its), paired, n, of)
+        found = intervals.with_examples(found, mine - its)
+        return Difference(found, paired, n, of, left_out)
     apart = intervals.with_examples(intervals.with_examples(found, mine), its)
-    return Difference(apart, False, n, of)  # not the same examples, even if there are as many
+    # Not the same examples, even if there are as many.
+    return Difference(apart, False, n, of, left_out)
+
+
+def means_apart(first: Sample, second: Sample) -> float:
+    """Return how far a mean is from another one, over the repeats that both have if there are any;
+    the ratio if the metric is logarithmic."""
+    shared = shared_repeats(first, second)
+    each = (_part(first, shared), _part(second, shared)) if shared else (first, second)
+    mine, its = (float(one.of_repeats.interval.mean) for one in each)
+    return mine / its if first.metric.log else mine - its
+
+
+def leaves_out(first: Sample, second: Sample) -> bool:
+    """Return whether a difference over shared repeats leaves some out that only one of two has."""
+    return 0 < len(shared_repeats(first, second)) < max(len(first), len(second))
+
+
+SHARED = " Differences are over the repeats that both have."
+"""A sentence for captions, if some difference leaves out repeats."""
+
+
+def shared_repeats(first: Sample, second: Sample) -> list[Any]:
+    """Return the repeats that two samples both have."""
+    return [repeat for repeat in first.results.index if repeat in second.results.index]
 
 
 def _part(sample: Sample, repeats: list[Any]) -> Sample:

@@ -72,6 +72,7 @@ class Search:
     declared: Mapping[str, Any]
     ranges: Mapping[str, Range]
     trials: pd.DataFrame
+    means: str = ""  # what each result is a mean of, if it is one: `means of 3 seeds`
 
     @cached_property
     def results(self) -> Numbers:
@@ -166,7 +167,7 @@ def searches(jobs: pd.DataFrame) -> list[Search]:
         for own in groups.groups(alike, others).values():
             line, label = declared.get("proposal", ""), labels[own.index[0]]
             name = ", ".join(filter(None, [line, str(label)])) or "search"
-            search = Search(name, metric, declared, its, _trials(own, metric, cost))
+            search = Search(name, metric, declared, its, _trials(own, metric, cost), _means(own))
             named.append((line, int(labels.cat.codes[own.index[0]]), search))
     found = [search for *_, search in sorted(named, key=lambda each: each[:2])]
     if max(len(each.order) for each in found) < 2:
@@ -213,6 +214,16 @@ def _trials(jobs: pd.DataFrame, metric: Measured, cost: str) -> pd.DataFrame:
     return trials.assign(**{STATE: state, RESULT: results, HOURS: hours})
 
 
+def _means(jobs: pd.DataFrame) -> str:
+    """What the results of trials are means of; empty if each trial is one job."""
+    finished = jobs[jobs["state"] == "finished"]
+    alike = [own for _, own in finished.groupby(INDEX)]
+    if max(map(len, alike), default=1) == 1:
+        return ""
+    unlike = ", not of the same splits in all" * bool(groups.unlike_splits(alike))
+    return f"means of {groups.counted(alike, groups.varying_repeats(finished))}{unlike}"
+
+
 def cost_of(jobs: pd.DataFrame) -> str:
     """Return which costs the jobs have: a column of COSTS."""
     return "gpu_hours" if "gpu_hours" in jobs else "cpu_hours"
@@ -249,7 +260,8 @@ def _drawn(every: Sequence[Search], most: int) -> list[str]:
 
 def _counted(every: Sequence[Search]) -> str:
     """How many trials each search has."""
-    each = [f"{len(x.trials):,} trials{f' ({x.name})' * bool(x.name)}" for x in every]
+    about = {x: ", ".join(filter(None, [x.name, x.means])) for x in every}
+    each = [f"{len(x.trials):,} trials{f' ({about[x]})' * bool(about[x])}" for x in every]
     return f"{', '.join(each[:-1])} and {each[-1]}" if len(each) > 1 else each[0]
 
 

@@ -5,7 +5,7 @@ the environment around it are the author's. `results.tex` has all cells by name,
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,23 @@ def save(table: Table, stem: Path, caption: str, about: dict[str, Any], venue: V
     stem.parent.mkdir(parents=True, exist_ok=True)
     label = f"\\caption{{{latex(caption)}}}\n\\label{{tab:{stem.name}}}"
     texts = {"tex": _tabular(table), "caption.tex": f"{HEAD}\n{label}\n"}
-    records = pd.DataFrame(table.records, dtype=object)  # whole numbers stay whole
+    # Whole numbers stay whole.
+    records = pd.DataFrame(table.records or [*_written(table)], dtype=object)
     texts |= {"md": _markdown(table, caption), "csv": as_csv(records)}
     for kind, content in texts.items():
         files.write_text(stem.with_name(f"{stem.name}.{kind}"), content)
     files.write_json(stem.with_name(f"{stem.name}.json"), about)
     return [f"{stem}.tex  {_width(table, venue):.1f} in wide"]
+
+
+def _written(table: Table) -> Iterator[dict[str, str]]:
+    """The rows of a table of the project's own, which may have no records: its cells as written."""
+    for name, cells in table.rows.items():
+        row = {table.corner: name}
+        for column, cell in zip(table.columns, cells, strict=True):
+            head = f"{column.task} {column.title}".strip()
+            row |= {head: cell.text} | ({f"{head} ±": cell.half} if cell.half else {})
+        yield row
 
 
 def as_csv(rows: pd.DataFrame) -> str:

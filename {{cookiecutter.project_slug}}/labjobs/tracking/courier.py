@@ -341,12 +341,12 @@ def sync(runs_root: Path, known: Known | None = None) -> int:
         except PermissionError as error:  # the folder of another user
             leave(exit_status.FAILED, f"job {folder.parent.name} cannot be sent: {cause(error)}")
         except Exception as error:
-            line = f"{sent} of {len(left)} jobs sent; the tracking store: {reason(error)}"
+            line = f"{sent} of {len(left)} attempts sent; the tracking store: {reason(error)}"
             return leave(exit_status.NOT_UPLOADED, f"{line}; python jobs.py sync sends the rest")
         else:
             sent += 1
-            print(f"job {folder.parent.name} sent")
-    line = f"{sent} of {len(left)} jobs sent" if left else "the tracking store has all"
+            print(f"job {folder.parent.name}/{folder.name} sent")
+    line = f"{sent} of {len(left)} attempts sent" if left else "the tracking store has all"
     return leave(exit_status.DONE if sent == len(left) else exit_status.FAILED, line)
 
 
