@@ -77,6 +77,12 @@ def drop_checkpoints(attempt: Path) -> None:
             (attempt / file).unlink(missing_ok=True)
 
 
+def left_nothing(attempt: Path) -> bool:
+    """Return whether an attempt has begun and ended without results, and cannot be continued."""
+    over = begun(attempt) and status_of(attempt) not in ("finished", "diverged")
+    return over and not can_go_on(attempt) and not locks.held(attempt / layout.LOCK)
+
+
 def free(own: Path) -> Path:
     """Return the folder for an attempt with the same code and other data, such as `1f0a3c44-2`."""
     numbered = (own.with_name(f"{own.name}-{number}") for number in count(2))

@@ -82,7 +82,7 @@ class JobFolder(Generic[S]):
     def path(self) -> Path:
         """The folder of the attempt with the present data and the present code, or code accepted as
         the same; with --continue-anyway, the folder of the last attempt that was stopped, if there
-        is no other."""
+        is no other. A failed one in the folder of this code is started over there."""
         own = self.root / attempts.name(self.code.digest)
         if attempts.begun(own) and not self.compare(own).change:
             return own  # as of most jobs, whose others need not be looked for
@@ -90,7 +90,7 @@ class JobFolder(Generic[S]):
         found: Iterator[Path] = (path for path in newest_first if not self.compare(path).change)
         if self.runtime.continue_anyway:
             found = chain(found, filter(attempts.can_go_on, newest_first))
-        return next(found, None) or attempts.free(own)
+        return next(found, None) or (own if attempts.left_nothing(own) else attempts.free(own))
 
     @property
     def begun(self) -> bool:
