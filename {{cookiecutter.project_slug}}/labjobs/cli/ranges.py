@@ -104,6 +104,8 @@ def parse(flag: str, text: str) -> Range:
         low, high = map(int if kind.endswith("int") else float, words)
     except ValueError:
         low, high = 0, -1
+    if kind == "choice":
+        raise SettingsError(f"search: {flag} '{form}': must look like 'choice 32 64'")
     if kind == "normal":
         if not (high > 0 and math.isfinite(low + high)):
             raise SettingsError(f"search: {flag} '{form}': must look like 'normal 0 1': mean, SD")

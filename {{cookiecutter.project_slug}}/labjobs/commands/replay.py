@@ -197,7 +197,10 @@ def repeated(
     same = {"points of the curves": len(was), **arrays}
     said = difference or ", ".join(f"{n} {what}" for what, n in same.items())
     status = "different" if difference else "same"
-    return Repeated(status, said, _conditions(before, after), until)
+    kept = (layout.BEST, layout.PREDICTIONS) if whole else ()
+    lost = [n for n in kept if (after.path / n).exists() and not (before.path / n).exists()]
+    lacks = tuple(f"{name} is not there, so it was not compared" for name in lost)
+    return Repeated(status, said, lacks + _conditions(before, after), until)
 
 
 def write_code(attempt: Recorded, folder: Path) -> Path:
@@ -345,6 +348,8 @@ def compare_outputs(before: Path, after: Path) -> tuple[dict[str, int], str]:
     counts: dict[str, int] = {}
     for name in (layout.BEST, layout.PREDICTIONS):
         was, now = (_arrays(attempt / name) for attempt in (before, after))
+        if not (before / name).exists():  # as of a job that was adopted without its weights
+            continue
         for array in was | now:
             if was.get(array) != now.get(array):
                 return counts, f"{name}: {array} is not the same"

@@ -28,10 +28,19 @@ from labjobs.evidence.symbols import (
 )
 from labjobs.evidence.top_level import Effects, Registries
 from labjobs.evidence.understood import is_special, reaches_anything, reads_unseen, special_word
-from labjobs.evidence.values import ALL, ENGINES, Conditions, Key, Place, Values, is_dataclass
+from labjobs.evidence.values import (
+    ALL,
+    ENGINES,
+    Conditions,
+    Key,
+    Place,
+    Undecided,
+    Values,
+    is_dataclass,
+)
 from labjobs.evidence.values import MODULE as SETTINGS
 
-SCHEME = 7
+SCHEME = 8
 """Number of the scheme; raise it if the same code would get a different text."""
 
 IGNORED_FIELDS = {"ctx", "kind", "type_comment"}
@@ -138,7 +147,7 @@ class Writer:
     def __init__(self, code: Code, module: Module, settings: Mapping[str, Any]) -> None:
         self.out: list[str] = []
         self._code, self._module = code, module
-        self._conditions = Conditions(settings, self._setting)
+        self._settings, self._conditions = settings, Conditions(settings, self._setting)
         self._scope: Scope | None = None
         self._uses: dict[Use, None] = {}
         self._words: set[str] = set()
@@ -243,10 +252,14 @@ class Writer:
         self._type(str(text))
 
     def _type(self, name: str) -> None:
-        """Write the type of a setting, by which --lr 1 is 1 or 1.0, where its name stands; and its
-        neutral value, which is not in the ids of jobs."""
+        """Write the type of a setting, by which --lr 1 is 1 or 1.0, where its name stands; and what
+        is not in the ids of jobs: its neutral value, and its default in jobs to which it does not
+        apply."""
         if types := self._code.values.types.get(name):
             self.out.append(f":{types}")
+        if default := self._code.values.nested.get(name):
+            self._conditions.asked[name] = known = self._settings.get(name, Undecided)
+            self.out.append(f"={default}" if known is Undecided else "")
 
     def _look_into(self, text: str, node: ast.AST) -> None:
         if word := special_word(text):  # by which `format` or `getattr` may reach other code
@@ -336,6 +349,10 @@ class Writer:
                 self._doubt(node, f"uses {shown}, which is not written there", target.module)
         else:
             self.out.append(f"<{path}>")
+            head, _, last = path.rpartition(".")
+            is_seen = id(node) in self._called and last == tail(node)  # in the call
+            if head in TABLES and last in READS_CALLER and not is_seen:
+                self._doubt(node, f"uses {path}, which looks names up", self._module.name)
             if path.startswith("labjobs."):
                 self._use("engine", path)
             elif path == "globals" or (path == "locals" and not self._scope):
@@ -475,6 +492,7 @@ class Writer:
         self._called.add(id(node.func))
         target = self._target(node.func)
         path = target.path if target else ""
+        of_torch = path.startswith("torch.")
         asks = [getattr(each, "value", "") in READS_CALLER for each in node.args if path in GETS]
         if self._code.has_tables and any(asks):
             self._doubt(node, "has a table look names up")
@@ -505,8 +523,9 @@ class Writer:
             is_safe = all(given.get(name, safe) is safe for name, safe in SAFE.items())
             if is_safe and None not in given and len(node.args) <= 2:
                 self._safe.add(id(node.func))
-        if tail(node.func) in READS_CALLER and node.args and not path.startswith("torch."):
-            text = getattr(node.args[0], "value", "")
+        if tail(node.func) in READS_CALLER and node.args + node.keywords and not of_torch:
+            first = [*node.args, *(each.value for each in node.keywords)][0]
+            text = getattr(first, "value", "")
             if self._code.has_tables or (isinstance(text, str) and "@" in text):
                 self._doubt(node, f"has {tail(node.func)}() look names up", self._module.name)
         self._plain(node)

@@ -155,7 +155,7 @@ class Project:
         closure = Closure(self, settings, without)
         closure.find(also)
         for job, code in inputs.items():
-            closure.put(f"input:{job}", code, partial("input {}".format, code), "")
+            closure.put(f"input:{job}", code, partial("code {}".format, code), "")
         parts = {
             name: short(part.text.encode()) if ":" in name else part.text
             for name, part in closure.parts.items()  # of the engine: a version, or already a hash

@@ -60,26 +60,31 @@ or makes objects of classes that only their data names."""
 
 READ_UNSEEN = words(
     """
-    av.open ctypes.CDLL ctypes.PyDLL ctypes.cdll ctypes.pydll cv2.dnn cv2.FileStorage cv2.imread
-    cv2.VideoCapture datasets.Dataset.from_csv datasets.Dataset.from_file datasets.Dataset.from_json
-    datasets.Dataset.from_parquet datasets.Dataset.from_text datasets.Dataset.load_from_disk
-    datasets.DatasetDict.load_from_disk datasets.load_dataset datasets.load_from_disk decord duckdb
-    faiss.read_index h5py.File librosa.load lmdb netCDF4.Dataset netCDF4.MFDataset pandas.HDFStore
-    pandas.read_feather pandas.read_hdf pandas.read_orc pandas.read_parquet polars.read_avro
-    polars.read_csv polars.read_excel polars.read_ipc polars.read_json polars.read_ndjson
-    polars.read_parquet polars.scan_csv polars.scan_ipc polars.scan_ndjson polars.scan_parquet
-    pyarrow.csv pyarrow.dataset pyarrow.feather.read_feather pyarrow.feather.read_table pyarrow.fs
+    av.open ctypes.cdll ctypes.CDLL ctypes.pydll ctypes.PyDLL cv2.CascadeClassifier cv2.dnn
+    cv2.FileStorage cv2.imread cv2.imreadmulti cv2.VideoCapture datasets.Dataset.from_csv
+    datasets.Dataset.from_file datasets.Dataset.from_json datasets.Dataset.from_parquet
+    datasets.Dataset.from_text datasets.Dataset.load_from_disk datasets.DatasetDict.load_from_disk
+    datasets.load_dataset datasets.load_from_disk decord duckdb faiss.read_index
+    faiss.read_VectorTransform h5py.File librosa.load librosa.stream lmdb netCDF4.Dataset
+    netCDF4.MFDataset pandas.HDFStore pandas.read_feather pandas.read_hdf pandas.read_orc
+    pandas.read_parquet polars.read_avro polars.read_csv polars.read_csv_batched polars.read_excel
+    polars.read_ipc polars.read_json polars.read_ndjson polars.read_parquet polars.scan_csv
+    polars.scan_ipc polars.scan_ndjson polars.scan_parquet pyarrow.csv pyarrow.dataset
+    pyarrow.feather.read_feather pyarrow.feather.read_table pyarrow.fs pyarrow.input_stream
     pyarrow.json pyarrow.memory_map pyarrow.orc pyarrow.OSFile pyarrow.parquet.ParquetDataset
-    pyarrow.parquet.ParquetFile pyarrow.parquet.read_table rasterio.open rdkit.Chem.MolFromMolFile
-    rdkit.Chem.SDMolSupplier safetensors.numpy.load_file safetensors.safe_open
-    safetensors.torch.load_file safetensors.torch.load_model scipy.io.mminfo scipy.io.mmread
-    sentencepiece soundfile.read soundfile.SoundFile tokenizers.models.BPE.from_file
-    tokenizers.Tokenizer.from_file torch.from_file torch.jit.load torch.TypedStorage.from_file
-    torch.UntypedStorage.from_file torch._C.PyTorchFileReader torch._inductor.aoti_load_package
-    torch.export.load torch.export.pt2_archive torch.package.PackageImporter torchaudio.load
-    torchcodec torchvision.io.decode_image torchvision.io.read_file torchvision.io.read_image
-    torchvision.io.read_video torchvision.io.VideoReader xarray.load_dataarray xarray.load_dataset
-    xarray.open_dataarray xarray.open_dataset xarray.open_mfdataset xarray.open_zarr
+    pyarrow.parquet.ParquetFile pyarrow.parquet.read_pandas pyarrow.parquet.read_table rasterio.open
+    rdkit.Chem.ForwardSDMolSupplier rdkit.Chem.MolFromMol2File rdkit.Chem.MolFromMolFile
+    rdkit.Chem.MolFromPDBFile rdkit.Chem.SDMolSupplier safetensors.numpy.load_file
+    safetensors.safe_open safetensors.torch.load_file safetensors.torch.load_model scipy.io.mminfo
+    scipy.io.mmread sentencepiece soundfile.blocks soundfile.read soundfile.SoundFile
+    tokenizers.ByteLevelBPETokenizer.from_file tokenizers.models.BPE.from_file
+    tokenizers.Tokenizer.from_file torch._C.PyTorchFileReader torch._inductor.aoti_load_package
+    torch.export.load torch.export.pt2_archive torch.from_file torch.jit.load
+    torch.package.PackageImporter torch.TypedStorage.from_file torch.UntypedStorage.from_file
+    torchaudio.info torchaudio.load torchcodec torchvision.io.decode_image torchvision.io.read_file
+    torchvision.io.read_image torchvision.io.read_video torchvision.io.VideoReader
+    xarray.load_dataarray xarray.load_dataset xarray.open_dataarray xarray.open_dataset
+    xarray.open_datatree xarray.open_mfdataset xarray.open_zarr
     """
 )
 """What reads files that Python does not open (labjobs.job.data_evidence), or a copy of its own."""

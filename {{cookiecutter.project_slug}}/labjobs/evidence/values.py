@@ -112,6 +112,7 @@ class Values:
         self._fields = {name: is_plain for name, *_, is_plain in declared}
         self.types = {name: f"{types}{neutral}" for name, types, neutral, _ in declared}
         self.added = {name for name, _, neutral, _ in declared if neutral}
+        self.nested = dict(self._nested())
         tests = (n.test for m in modules for n in m.nodes if isinstance(n, ast.If | ast.IfExp))
         asked = {tail(node) for test in tests for node in everywhere(test)}
         self.conditions = sorted(asked & self._fields.keys())
@@ -244,6 +245,19 @@ class Values:
                 words = {tail(inner) for inner in ast.walk(field.annotation)} - {""}
                 about = _types(field.annotation), _neutral(field)
                 yield field.target.id, *about, are_plain and words <= PLAIN
+
+    def _nested(self) -> Iterator[tuple[str, str]]:
+        """Yield the settings that do not apply to all jobs, with their defaults as written."""
+        known = [self._classes[name] for name in self.settings if name in self._classes]
+        fields = [each for node in known for each in node.body if isinstance(each, ast.AnnAssign)]
+        given = {tail(each.target): getattr(each.value, "keywords", []) for each in fields}
+        words = {name: {word.arg: word.value for word in own} for name, own in given.items()}
+        replaced = {getattr(own.get("replaces"), "value", "") for own in words.values()}
+        for field in fields:
+            name, value = tail(field.target), field.value
+            if value and (name in replaced or "when" in words[name]):
+                first = value.args[:1] if isinstance(value, ast.Call) else [value]
+                yield name, ast.unparse((first or [words[name].get("default", value)])[0])
 
     def _is_plain(self, settings: ast.ClassDef) -> bool:
         """Whether settings are as they were made: frozen, without ways around that."""

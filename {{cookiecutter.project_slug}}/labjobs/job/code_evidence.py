@@ -211,7 +211,7 @@ def difference(folder: Path, code: Fingerprint) -> str:
 def _is_removed(part: str, code: Fingerprint) -> bool:
     """Whether a part of a job's code is a job that is no longer there."""
     is_input = part.startswith(f"{INPUT}:") and part in code.parts
-    return is_input and code.source(part) == f"{INPUT} {REMOVED}"
+    return is_input and code.source(part) == f"code {REMOVED}"
 
 
 def conflict(attempts: Iterable[Path]) -> bool:

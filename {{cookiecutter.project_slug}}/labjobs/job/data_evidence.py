@@ -93,7 +93,9 @@ class Places:
     @cached_property
     def _not_data(self) -> tuple[str, ...]:
         of_project = (f"{root}/{name}" for root in (CODE, PROJECT) for name in NOT_DATA)
-        return (*_spellings(self.runs_root), f"{sys.prefix}/", *of_project)
+        installed = f"{sys.prefix}/"  # unless the project, or its data, is in there
+        inside = any(f"{root}/".startswith(installed) for root in (CODE, PROJECT, self.data_root))
+        return (*_spellings(self.runs_root), *[installed] * (not inside), *of_project)
 
     def name(self, path: str) -> str:
         """Return the name of a file, or of a folder if its absolute path ends with a slash; empty
@@ -276,7 +278,7 @@ _listening = False
 
 def _uses(event: str, args: tuple[Any, ...]) -> Iterator[Use]:
     if event in MOVED:  # its content may be read under the other name
-        yield os.path.abspath(os.fsdecode(args[0])), READ
+        yield _absolute(os.fsdecode(args[0])), READ
     if event not in STARTED:
         yield _use(event, args)
         return
@@ -287,9 +289,18 @@ def _uses(event: str, args: tuple[Any, ...]) -> Iterator[Use]:
     words = {*command, *SHELL.split(" ".join(command))}  # perhaps files
     named = {os.path.join(folder, word) for word in words}
     folders = {folder, *filter(os.path.isdir, named)}  # as in `cd data; cat words.txt`
-    for path in {os.path.abspath(os.path.join(each, w)) for each in folders for w in words}:
+    for path in {_absolute(os.path.join(each, w)) for each in folders for w in words}:
         if os.path.isfile(path) and not path.lower().endswith(SOURCES):
             yield path, UPDATED
+
+
+def _absolute(path: str) -> str:
+    """A path from the root; `..` leads out of what a link leads to."""
+    if ".." in path.split("/"):
+        folder, name = os.path.split(path)
+        inside = name not in ("", "..")
+        path = os.path.join(os.path.realpath(folder), name) if inside else os.path.realpath(path)
+    return os.path.abspath(path)
 
 
 def _use(event: str, args: tuple[Any, ...]) -> Use:
@@ -299,7 +310,7 @@ def _use(event: str, args: tuple[Any, ...]) -> Use:
     named = os.fsdecode(given)
     if event == CONNECTED and named.startswith("file:"):  # sqlite.org/uri.html
         named = unquote(named.removeprefix("file:").removeprefix("//").partition("?")[0])
-    path = os.path.abspath(named)
+    path = _absolute(named)
     if event == MISSED:
         return path, ABSENT
     if event == CONNECTED:

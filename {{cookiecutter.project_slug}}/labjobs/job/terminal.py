@@ -119,6 +119,20 @@ def handle_signals(handler: Any) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
+def _leave_signals() -> None:
+    """In a process that is forked from a job, as by a pool: TERM ends it, by which whoever has
+    started it does that; the other signals are for the job."""
+    Interruption.holding = None
+    for number in SIGNALS:
+        handler = signal.getsignal(number)
+        if callable(handler) and handler is not signal.default_int_handler:
+            ends = number == signal.SIGTERM
+            signal.signal(number, signal.SIG_DFL if ends else signal.SIG_IGN)
+
+
+os.register_at_fork(after_in_child=_leave_signals)
+
+
 def begin_again(variable: str, value: str) -> None:
     """Begin the command again with an environment variable that Python reads when it starts, unless
     the variable is set, or Python was started with something else, such as a debugger."""

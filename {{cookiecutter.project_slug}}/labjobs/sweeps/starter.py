@@ -156,6 +156,8 @@ class Running:
         if status == exit_status.ELSEWHERE:  # whose output this is
             return f"{self._label}is already running; its results will count here too"
         line = grid.last_line(self._output)
+        if not self._output.exists():
+            return f"{self._label}{_ended(status)}: its folder was removed or moved while it ran"
         if not line.startswith(self._label):
             line = f"{self._label}{_ended(status)}: {line}"
             with suppress(OSError), self._output.open("a", encoding="utf-8") as output:  # disk full
