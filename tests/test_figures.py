@@ -492,6 +492,19 @@ def accuracies(store, experiment, values, count=3, **how):
         store.job(experiment, {"val_accuracy": final}, tests=tests, **how)
 
 
+def test_differences_over_some_repeats_say_so(draw, store):
+    for lr, count, value in ((0.1, 3, 0.9), (0.2, 6, 0.5), (0.3, 2, 0.4)):
+        accuracies(store, "shared", [value], count, lr=lr)
+    drawn = draw("shared", only=["differences", "ablation"])
+    shared = " Differences are over the repeats that both have."
+    assert " Test intervals are over 3 seeds." in drawn.caption("differences")
+    assert shared in drawn.caption("differences")
+    table = (drawn.folder / "ablation.md").read_text()
+    assert shared in table and "| learning rate: 0.1 → 0.3 | \N{MINUS SIGN}0.50 |" in table
+    records = pd.read_csv(drawn.folder / "ablation.csv")
+    assert records["difference_repeats"].dropna().tolist() == [3]
+
+
 @pytest.mark.full
 def test_captions_say_where_means_end_and_what_is_not_compared(draw, store):
     for model, count in (("mlp", 3), ("vit", 3), ("convnet", 2)):

@@ -80,7 +80,7 @@ def test_adopted_jobs_are_finished_with_the_same_bits(project, fresh, published,
 def test_jobs_are_adopted_into_postgresql(project, fresh, published):
     with servers.postgres() as database:
         fresh.env["MLFLOW_TRACKING_URI"] = database.uri
-        assert succeeded(adopt(fresh, published)).stdout.endswith("\n2 of 2 jobs sent\n")
+        assert succeeded(adopt(fresh, published)).stdout.endswith("\n2 of 2 attempts sent\n")
         journals = [*fresh.root.glob("runs/*/*/metrics.jsonl")]
         written = [path.stat().st_mtime_ns for path in journals]
         jobs = [job_of(succeeded(fresh.run(*SHORT, "--seed", seed))) for seed in "01"]

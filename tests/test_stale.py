@@ -69,6 +69,45 @@ def test_one_that_was_interrupted_is_continued_by_other_code_only_on_request(fre
 
 
 @pytest.mark.full
+def test_a_file_with_a_conflict_is_named_and_nothing_that_is_found_through_it(of_example, tmp_path):
+    project = of_example("plain").copy(tmp_path / "plain")
+    succeeded(project.run(*SHORT))
+    with (project.root / "models.py").open("a") as file:
+        print("<<<<<<< HEAD", file=file)
+    why = "models.py cannot be read as Python"
+    assert f"was finished with other code ({why})" in one_line(project.run(*SHORT), 5)
+    assert succeeded(project.do("python", "jobs.py", "stale")).stdout.startswith(f"{why}: 1 of 1")
+
+
+@pytest.mark.full
+def test_what_is_accepted_is_the_nearest_code_alone(fresh):
+    """Not that of the attempt before, which had a mistake."""
+    fresh.edit("run.py", "losses = cross_entropy(", "losses = 2 * cross_entropy(")
+    for seed in "01":
+        succeeded(fresh.run(*SHORT, "--seed", seed))
+    fresh.edit("run.py", "losses = 2 * cross_entropy(", "losses = 1 * cross_entropy(")
+    for seed in "01":
+        succeeded(fresh.run(*SHORT, "--seed", seed, "--force"))
+    fresh.edit("models.py", "nn.ReLU()", "nn.ReLU(inplace=False)")
+    accepted = fresh.do("python", "jobs.py", "accept", "--because", "it is the default")
+    assert "accepted: models.MLP, of 2 jobs (not verified)" in succeeded(accepted).stdout
+    (line,) = (fresh.root / "accepted.jsonl").read_text().splitlines()
+    assert [*json.loads(line)["definitions"]] == ["models.MLP"]
+
+
+@pytest.mark.full
+def test_a_sweep_shows_why_a_job_fails_again_with_other_code(fresh):
+    write_grid(fresh.root, "--epochs 1")
+    fresh.edit("run.py", "    model.eval()\n", '    raise ValueError("a mistake")\n')
+    fresh.do("bash", "run.sh")
+    fresh.edit("run.py", '("a mistake")', '("another mistake")')
+    again = fresh.do("bash", "run.sh")
+    (path,) = fresh.root.glob("runs/*/*/output.txt")
+    assert "ValueError: another mistake (run.py:" in again.stderr
+    assert f"[{path.relative_to(fresh.root)}]" in again.stderr
+
+
+@pytest.mark.full
 def test_one_that_failed_starts_over_and_its_curve_is_of_the_new_code_alone(project):
     project.edit("run.py", "    model.eval()\n", '    raise ValueError("a mistake")\n')
     flags = ("--epochs", "3", "--quiet", "--lr", "0.5", "--log-every", "1")

@@ -66,3 +66,15 @@ def test_a_signal_ends_the_wait_for_a_batch_that_never_comes(project, tmp_path):
 def test_what_cannot_be_pickled(project, tmp_path):
     said = one_line(collated(project.copy(tmp_path / "copy"), NO_PICKLE).run(*FLAGS), 1)
     assert "a batch cannot be passed from a loader's process" in said and "lambda" in said
+
+
+@pytest.mark.full
+def test_processes_of_the_students_own_end_with_their_pool_and_with_the_job(fresh):
+    """They do not handle the signals of the job."""
+    pool = "    with multiprocessing.Pool(2) as pool:\n        pool.map(abs, [1, 2])\n"
+    sleep = "multiprocessing.Process(target=time.sleep, args=(1000,), daemon=True).start()"
+    fresh.edit("run.py", "import sys\n", "import multiprocessing\nimport sys\nimport time\n")
+    fresh.edit("run.py", "    model.eval()\n", f"    model.eval()\n{pool}    {sleep}\n")
+    for seed in "012":
+        done = succeeded(fresh.run("--epochs", "3", "--quiet", "--seed", seed))
+        assert "interrupted" not in done.stdout + done.stderr and "Traceback" not in done.stderr

@@ -368,3 +368,10 @@ def test_a_table_that_is_higher_than_the_page_is_refused():
     table = paper_tables.Table("lr", [paper_tables.Column("test accuracy")], rows)
     (problem,) = table_files.problems(table, ICML)
     assert problem.startswith("10 in high, and the page has 9; leave rows out")
+
+
+def test_a_table_of_the_projects_own_has_its_cells_in_the_csv(tmp_path):
+    cells = {"mlp": [paper_tables.Cell("0.5", "0.1")], "vit": [paper_tables.Cell("0.4")]}
+    table = paper_tables.Table("network", [paper_tables.Column("loss")], cells)
+    table_files.save(table, tmp_path / "own", "A table.", {}, style.named("neurips"))
+    assert (tmp_path / "own.csv").read_text() == "network,loss,loss ±\nmlp,0.5,0.1\nvit,0.4,\n"

@@ -22,6 +22,7 @@ from labjobs.cli.flags import option
 from labjobs.commands.inventory import Job, Project
 from labjobs.commands.replay import Recorded, Repeated, repeated
 from labjobs.errors import JobError, SettingsError, cause, few
+from labjobs.evidence.fingerprint import UNREAD
 from labjobs.files import json_of
 from labjobs.job import attempts, code_evidence, data_evidence, provenance
 from labjobs.job.code_evidence import Accepted
@@ -95,13 +96,14 @@ def _all_changes(project: Project, jobs: list[Job]) -> list[Change]:
 def _changes(job: Job, about: str) -> Iterator[Change]:
     """What makes one job stale: `about`, if it is none of its definitions."""
     attempt, names = job.latest, list[str]()
-    if job.folder and attempt and code_evidence.difference(attempt, job.folder.code):
-        names = code_evidence.changed(attempt, job.folder.code)
-    if not (job.folder and attempt and names):
+    code = job.folder.code if job.folder and UNREAD not in about else None  # else all seems changed
+    if code and attempt and code_evidence.difference(attempt, code):
+        names = code_evidence.changed(attempt, code)
+    if not (code and attempt and names):
         yield Change("", about)
         return
     kept = code_evidence.parts(attempt)
-    now = code_evidence.present_as_in(attempt, job.folder.code)
+    now = code_evidence.present_as_in(attempt, code)
     for part in names:
         before = kept.get(part)
         what = "new" if before is None else "changed" if part in now.parts else "gone"

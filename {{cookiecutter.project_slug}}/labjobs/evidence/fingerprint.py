@@ -45,6 +45,8 @@ SOURCES = (
 )
 """How the names of programs' sources end."""
 
+UNREAD = "cannot be read as Python"
+
 MAKEFILES = {"GNUmakefile", "makefile", "Makefile"}
 SHELLS = {"sh", "bash", "dash", "ksh", "zsh", "make"}  # they run files whatever their names
 
@@ -399,7 +401,7 @@ class Closure:
         module = self._symbols.get(name)
         if module is None:
             path = self._symbols.path(name)
-            self.advice[name] = f"{path} cannot be read as Python: any change of the file counts"
+            self.advice[name] = f"{path} {UNREAD}: any change of the file counts"
             self._put_file(f"{name}:{WHOLE}", self._folder / path, by)
             self.lines[name] = [EVERY_LINE]
             return

@@ -18,7 +18,7 @@ from typing import Any
 
 from labjobs import layout
 from labjobs.errors import SettingsError, few
-from labjobs.evidence.fingerprint import Fingerprint, Project
+from labjobs.evidence.fingerprint import UNREAD, Fingerprint, Project
 from labjobs.files import CODE, read_record, record, write_shared, write_text
 from labjobs.job.identity import identity
 from labjobs.job.journal import record_of, tag_of
@@ -205,6 +205,10 @@ def difference(folder: Path, code: Fingerprint) -> str:
     gone = [name for name in names if _is_removed(name, code)]
     if gone:
         return f"{few(map(in_python, gone), NAMED)} removed"
+    # Then all that is found through such a file seems to have changed.
+    lines = [line.partition(f" {UNREAD}")[0] for line in code.advice if UNREAD in line]
+    if unread := [each for each in map(in_python, names) if each in lines]:
+        return f"{few(unread, NAMED)} {UNREAD}"
     return f"{few(map(in_python, names), NAMED)} changed" if names else "its code was not recorded"
 
 

@@ -123,7 +123,7 @@ def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
         elif name in known.neutral:
             values[name] = flag.rules["neutral"]
         elif name not in known.replacing and name not in known.when:
-            line = f"the job ran before the setting {name} existed, which has no neutral value"
+            line = f"the job has no value of the setting {name}, which has no neutral one"
             raise SettingsError(line)
     for name, value in left.items():
         raise SettingsError(f"{name}={as_text(value)}: no longer a setting of this project")
