@@ -23,7 +23,7 @@ def test_a_damaged_journal_is_refused_and_nothing_of_it_is_sent(project):
     line, last = sent.stderr.splitlines()
     assert line.startswith(f"job {job} cannot be sent: metrics.jsonl is damaged at line ")
     assert line.endswith("; --force starts the job over")
-    assert last == "0 of 1 jobs sent"
+    assert last == "0 of 1 attempts sent"
     said = one_line(project.run(*JOB), 1)
     assert "failed: metrics.jsonl is damaged at line " in said
     assert "; --force starts the job over (" in said

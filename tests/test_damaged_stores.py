@@ -39,7 +39,7 @@ CHOSEN = (
 def test_what_the_store_has_lost_is_sent_and_nothing_twice(project, name):
     trial = Trial(project, DAMAGES[name])
     assert (trial.still_lost, trial.still_added) == (0, 0)
-    assert trial.said[-1].endswith("jobs sent")
+    assert trial.said[-1].endswith("attempts sent")
     assert succeeded(project.do("python", "jobs.py", "sync")).stdout.splitlines() == [ALL]
 
 
@@ -76,7 +76,7 @@ def test_files_that_cannot_be_uploaded_are_named(project):
     assert done.returncode == 1 and "Traceback" not in done.stderr
     said, summary = done.stderr.splitlines()
     assert "was sent without" in said and said.endswith("the tag `files` says why")
-    assert summary == "0 of 1 jobs sent"
+    assert summary == "0 of 1 attempts sent"
     folder.unlink()
     succeeded(project.do("python", "jobs.py", "sync"))
     assert succeeded(project.do("python", "jobs.py", "sync")).stdout.splitlines() == [ALL]

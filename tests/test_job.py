@@ -315,7 +315,7 @@ def test_with_the_store_away_results_are_safe_and_uploaded_later(fresh):
     sync = fresh.do("python", "jobs.py", "sync")
     shutil.rmtree(damaged.parent)
     assert sync.returncode == 1
-    assert sync.stdout.startswith(f"job {job_of(away)} ")
+    assert sync.stdout.startswith(f"job {job_of(away)}/")
     wrong, said = sync.stderr.splitlines()
     assert wrong.startswith("job 000000000000 cannot be ")
     assert said.startswith("1 of 2 jobs ")
