@@ -318,7 +318,7 @@ def test_with_the_store_away_results_are_safe_and_uploaded_later(fresh):
     assert sync.stdout.startswith(f"job {job_of(away)}/")
     wrong, said = sync.stderr.splitlines()
     assert wrong.startswith("job 000000000000 cannot be ")
-    assert said.startswith("1 of 2 jobs ")
+    assert said.startswith("1 of 2 attempts ")
     back = fresh.run(*QUICK)
     assert back.returncode == 0 and "already finished" in back.stdout
     assert [status for _, status in fresh.runs(job_of(away))] == ["FINISHED"]
@@ -381,7 +381,7 @@ def test_a_read_only_project_reaches_its_server(fresh, tmp_path):
     where = ("--runs-root", str(runs), "--data-root", str(tmp_path))
     store = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PYTHONDONTWRITEBYTECODE": "1"}
     line = one_line(within.run(*QUICK, "--quiet", *where, **store), 3)
-    assert "not everything has been uploaded (http://127.0.0.1:9: Connection refused)" in line
+    assert "not everything has been uploaded (http://127.0.0.1:9: " in line
     assert list(runs.glob("mlflow-*.lock"))
 
 

@@ -71,7 +71,10 @@ end_planner() { while kill "$planner" 2>/dev/null; do sleep 0.05; done; }
 clean_up() {
   if [[ -n ${naming:-} ]]; then end_planner; fi
   # A server that is about to end may still write there what it has compiled: then once more.
-  if [[ ! -e $work/arrays ]]; then rm -rf "$work" 2>/dev/null || { sleep 1 && rm -rf "$work"; }; fi
+  # Where sweep.py was killed, a job may just be reading its code there; the next sweep removes it.
+  if [[ ! -e $work/arrays && ${code:-0} -ne 137 ]]; then
+    rm -rf "$work" 2>/dev/null || { sleep 1 && rm -rf "$work"; }
+  fi
   if [[ -n ${naming:-} ]]; then echo "run.sh: nothing was started" >&2 && exit 2; fi
 }
 
@@ -86,7 +89,6 @@ forward() { kill "-$1" "$planner" 2>/dev/null; }
 
 # Runs what the grid names and is not finished, or does what the flags say instead.
 sweep() {
-  local code
   make_folder
   mkfifo "$work"/{asked,answered} && exec 3>&1 5<>"$work/asked" 6<>"$work/answered" || exit 1
   "$python" -m labjobs.sweeps.sweep "$work" "$@" 3>&- 5>&- 6>&- &
