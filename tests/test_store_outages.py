@@ -199,7 +199,9 @@ def test_server_killed_for_good_and_the_rest_sent_later(train, server, database)
     outlived.wait_until_all_is_there("FINISHED")
     sync = ("python", "jobs.py", "sync")
     sent = silent(left.project.do(*sync))
-    assert re.fullmatch(rf"job {left.folder.parent.name} \w+\n1 of 1 jobs \w+\n", sent.stdout)
+    assert re.fullmatch(
+        rf"job {left.folder.parent.name}/\S+ \w+\n1 of 1 attempts \w+\n", sent.stdout
+    )
     left.wait_until_all_is_there("FINISHED")
     assert len(silent(left.project.do(*sync)).stdout.splitlines()) == 1
     assert "already finished" in silent(left.project.run(*left.flags)).stdout
