@@ -1,6 +1,7 @@
 """`python run.py` of the template's own classifier: what it prints, leaves, stores and returns."""
 
 import json
+import re
 import shlex
 import shutil
 import signal
@@ -381,7 +382,9 @@ def test_a_read_only_project_reaches_its_server(fresh, tmp_path):
     where = ("--runs-root", str(runs), "--data-root", str(tmp_path))
     store = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PYTHONDONTWRITEBYTECODE": "1"}
     line = one_line(within.run(*QUICK, "--quiet", *where, **store), 3)
-    assert "not everything has been uploaded (http://127.0.0.1:9: " in line
+    reasons = "Connection refused|no answer within 5 s"  # on a slow machine
+    why = rf"not everything has been uploaded \(http://127.0.0.1:9: ({reasons})\)"
+    assert re.search(why, line), line
     assert list(runs.glob("mlflow-*.lock"))
 
 

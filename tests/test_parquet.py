@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -92,7 +93,7 @@ def test_while_the_folder_is_away_a_job_trains_and_sync_writes_it_later(project)
     tables.unlink()
     tables.with_name("elsewhere").rename(tables)
     sync = succeeded(project.do("python", "jobs.py", "sync"))
-    assert sync.stdout.endswith(" sent\n1 of 1 attempts sent\n") and job in sync.stdout
+    assert re.fullmatch(rf"job {job}/\w+ sent\n1 of 1 attempts sent\n", sync.stdout)
     assert stored(project, job) == project.journalled(job)
     assert status(project, job) == ["FINISHED"]
     assert [each for _, each in project.runs(job)] == ["FINISHED"]

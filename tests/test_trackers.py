@@ -4,6 +4,7 @@ once, whichever process is killed. The tests need `uv pip install --group tracke
 
 import json
 import random
+import re
 import shutil
 import signal
 import struct
@@ -365,5 +366,5 @@ def test_sync_copies_what_ran_before_and_what_force_has_replaced_is_gone(tracked
     tracked.finish(*SHORT, "--force")
     tracked.env["TRACKERS"] = names
     done = succeeded(tracked.do("python", "jobs.py", "sync"))
-    assert done.stdout.endswith(" sent\n1 of 1 attempts sent\n") and job in done.stdout
+    assert re.fullmatch(rf"job {job}/\w+ sent\n1 of 1 attempts sent\n", done.stdout)
     assert_copied(tracked, tracked.folder(job))

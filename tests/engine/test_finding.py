@@ -9,7 +9,7 @@ import torch
 from attempts import plain, steps_of
 from labjobs.commands.find import smallest_good, valley
 from labjobs.errors import JobError
-from labjobs.job import identity
+from labjobs.job import identity, journal
 from labjobs.training import probes
 from labjobs.training.probes import NoiseScale
 from torch import Tensor
@@ -66,7 +66,7 @@ def gradients_of_parts(sizes: Sequence[int], steps: int):
     """Return what NoiseScale logs of a linear model at fixed weights, with new data each time."""
     torch.manual_seed(0)
     weights = torch.nn.Parameter(torch.full((D,), 0.3))  # the true ones are 0
-    logged: dict[str, list[float]] = {identity.SIGNAL: [], identity.NOISE: []}
+    logged: dict[str, list[float]] = {journal.SIGNAL: [], journal.NOISE: []}
 
     def log(measured: dict[str, Tensor]) -> None:
         for name, value in measured.items():
@@ -97,7 +97,7 @@ def test_the_noise_scale_of_a_linear_model_is_estimated_without_bias(sizes):
     noise = (D + 1) * squared + D * SPREAD**2  # E |x|² (x·d)² = (D + 2) |d|²
     steps = 4000
     found = gradients_of_parts(sizes, steps)
-    for name, truth in ((identity.SIGNAL, squared), (identity.NOISE, noise)):
+    for name, truth in ((journal.SIGNAL, squared), (journal.NOISE, noise)):
         error = found[name].std() / np.sqrt(steps)
         assert abs(found[name].mean() - truth) < 4 * error < 0.1 * truth
 
@@ -120,10 +120,11 @@ def test_a_job_whose_speed_is_measured_pauses_and_goes_on_as_if_it_had_not(toy, 
     monkeypatch.setenv(identity.PURPOSE, identity.FIND_BATCH_SIZE)
     paused = toy.run("measured")
     assert paused.status == 0 and "paused: after 10 steps" in paused.said
-    assert steps_of(paused, identity.RATE) == [6, 7, 8, 9, 10]
-    (measured, *_) = [line for line in paused.journal() if identity.RATE in line.get("metrics", {})]
-    assert measured["metrics"][identity.EXAMPLES] == 8
-    assert measured["metrics"][identity.MEMORY] > 2**20
+    assert steps_of(paused, journal.RATE) == [6, 7, 8, 9, 10]
+    metrics = (line.get("metrics", {}) for line in paused.journal())
+    first = next(measured for measured in metrics if journal.RATE in measured)
+    assert first[journal.EXAMPLES] == 8
+    assert first[journal.MEMORY] > 2**20
     monkeypatch.delenv(identity.PURPOSE)
     after = toy.run("measured")
     for name in ("best.pt", "last.pt"):
@@ -139,7 +140,7 @@ def test_the_noise_scale_is_measured_in_each_step_and_changes_nothing(toy, monke
         assert plain(kept["models" if name == "best.pt" else "best"]) == plain(
             whole.checkpoint(name)["models" if name == "best.pt" else "best"]
         )
-    steps = steps_of(measured, f"train_{identity.NOISE}")
+    steps = steps_of(measured, f"train_{journal.NOISE}")
     assert steps == [step for step in range(1, 22) if step % 7]  # the 7th has 3 examples: one part
 
 

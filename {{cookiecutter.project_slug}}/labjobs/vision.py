@@ -348,8 +348,8 @@ def _made(name: str, **options: object) -> nn.Module:
 
 
 def _fit_first(network: nn.Module, channels: int, keep_size: bool) -> None:
-    """Make the first convolution take images of so many channels and, if it overlaps (is not one of
-    patches, as in ViT, Swin and ConvNeXt), keep their size."""
+    """Make the first convolution take images with this many channels; and keep their size, unless
+    it divides them into patches, as in ViT, Swin and ConvNeXt."""
     name, old = _convolutions(network)[0]
     keep_size = keep_size and old.kernel_size[0] > old.stride[0] > 1
     if not keep_size and old.in_channels == channels:

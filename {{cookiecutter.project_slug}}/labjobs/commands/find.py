@@ -32,7 +32,7 @@ from labjobs.errors import JobError, SettingsError, require
 from labjobs.files import CODE, json_of
 from labjobs.job import identity
 from labjobs.job.folder import JobFolder
-from labjobs.job.identity import EXAMPLES, MEMORY, NOISE, RATE, SIGNAL
+from labjobs.job.journal import EXAMPLES, MEMORY, NOISE, RATE, SIGNAL
 from labjobs.job.runtime import LENGTHS, Runtime
 from labjobs.job.terminal import Interruption
 from labjobs.results import intervals

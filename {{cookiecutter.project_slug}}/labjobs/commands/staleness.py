@@ -22,7 +22,6 @@ from labjobs.cli.flags import option
 from labjobs.commands.inventory import Job, Project
 from labjobs.commands.replay import Recorded, Repeated, repeated
 from labjobs.errors import JobError, SettingsError, cause, few
-from labjobs.evidence.fingerprint import UNREAD
 from labjobs.files import json_of
 from labjobs.job import attempts, code_evidence, data_evidence, provenance
 from labjobs.job.code_evidence import Accepted
@@ -96,7 +95,7 @@ def _all_changes(project: Project, jobs: list[Job]) -> list[Change]:
 def _changes(job: Job, about: str) -> Iterator[Change]:
     """What makes one job stale: `about`, if it is none of its definitions."""
     attempt, names = job.latest, list[str]()
-    code = job.folder.code if job.folder and UNREAD not in about else None  # else all seems changed
+    code = job.folder.code if job.folder else None
     if code and attempt and code_evidence.difference(attempt, code):
         names = code_evidence.changed(attempt, code)
     if not (code and attempt and names):
@@ -107,6 +106,7 @@ def _changes(job: Job, about: str) -> Iterator[Change]:
     for part in names:
         before = kept.get(part)
         what = "new" if before is None else "changed" if part in now.parts else "gone"
+        what = code_evidence.UNREAD if part in now.unread else what
         name, diffs = code_evidence.in_python(part), []
         if not part.startswith("file:"):  # files are not stored
             old = before["source"] if before else ""

@@ -318,7 +318,7 @@ class Writer:
             self._refer(target, node)
         else:
             self._plain(node)
-        if not (id(node) in self._called and node.attr in self._code.values.added):
+        if id(node) not in self._called:
             self._type(node.attr)
 
     def _MatchClass(self, node: ast.MatchClass) -> None:

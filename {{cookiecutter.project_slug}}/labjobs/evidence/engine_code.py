@@ -23,14 +23,8 @@ from labjobs.evidence.understood import parents
 from labjobs.files import ENGINE
 
 CAN_CHANGE_RESULTS = (
-    *(
-        "labjobs.training",
-        "labjobs.data",
-        "labjobs.devices",
-        "labjobs.distributed",
-        "labjobs.vision",
-    ),
-    *("labjobs.launch", "labjobs.attempt"),
+    *("labjobs.launch", "labjobs.attempt", "labjobs.training", "labjobs.vision"),
+    *("labjobs.data", "labjobs.devices", "labjobs.distributed"),
     "labjobs.settings",  # lengths, and which of two values is better
 )
 """All other modules (the command line, identity, tracking, sweeps, results, …) never change

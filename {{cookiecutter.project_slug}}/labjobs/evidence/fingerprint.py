@@ -45,8 +45,6 @@ SOURCES = (
 )
 """How the names of programs' sources end."""
 
-UNREAD = "cannot be read as Python"
-
 MAKEFILES = {"GNUmakefile", "makefile", "Makefile"}
 SHELLS = {"sh", "bash", "dash", "ksh", "zsh", "make"}  # they run files whatever their names
 
@@ -70,6 +68,9 @@ class Fingerprint:
 
     advice: Sequence[str]
     """A line for each module that counts as a whole, with the reason and where it stands."""
+
+    unread: Sequence[str]
+    """The parts that are files which cannot be read as Python."""
 
     unseen: Mapping[str, str] = field(compare=False)
     """Functions of libraries that read files without Python, and where the code uses them."""
@@ -168,6 +169,7 @@ class Project:
             digest=" ".join([hashlib.sha256(text.encode()).hexdigest(), *also]),
             parts=parts,
             advice=tuple(closure.advice.values()),
+            unread=tuple(closure.unread),
             unseen=closure.unseen,
             lines=closure.lines,
             _reached=closure.parts,
@@ -311,6 +313,7 @@ class Closure:
         self._waiting: deque[tuple[Use, str]] = deque()
         self.parts: dict[str, Part] = {}
         self.advice: dict[str, str] = {}
+        self.unread: list[str] = []
         self.lines: dict[str, list[range]] = {}
 
     def find(self, also: Sequence[str]) -> None:
@@ -401,8 +404,9 @@ class Closure:
         module = self._symbols.get(name)
         if module is None:
             path = self._symbols.path(name)
-            self.advice[name] = f"{path} {UNREAD}: any change of the file counts"
-            self._put_file(f"{name}:{WHOLE}", self._folder / path, by)
+            self.advice[name] = f"{path} cannot be read as Python: any change of the file counts"
+            self.unread.append(f"{name}:{WHOLE}")
+            self._put_file(self.unread[-1], self._folder / path, by)
             self.lines[name] = [EVERY_LINE]
             return
         for imported, line in module.imports:

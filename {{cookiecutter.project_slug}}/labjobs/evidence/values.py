@@ -109,10 +109,11 @@ class Values:
         self.settings = self._with_bases(self._named(symbols.get(symbols.entry)))
         self.looks_at_fields = "fields" in self._mentioned
         declared = [*self._declared()]
-        self._fields = {name: is_plain for name, *_, is_plain in declared}
-        self.types = {name: f"{types}{neutral}" for name, types, neutral, _ in declared}
-        self.added = {name for name, _, neutral, _ in declared if neutral}
-        self.nested = dict(self._nested())
+        self._fields = {each.name: each.is_plain for each in declared}
+        self.types = {each.name: each.types for each in declared}
+        replaced = {getattr(each.rules.get("replaces"), "value", "") for each in declared}
+        nested = (each for each in declared if "when" in each.rules or each.name in replaced)
+        self.nested = {each.name: each.default for each in nested}
         tests = (n.test for m in modules for n in m.nodes if isinstance(n, ast.If | ast.IfExp))
         asked = {tail(node) for test in tests for node in everywhere(test)}
         self.conditions = sorted(asked & self._fields.keys())
@@ -235,29 +236,14 @@ class Values:
         bases = [tail(base) for base in node.bases] if node else []
         return [*(n for b in bases if b not in names for n in self._with_bases(b, names)), name]
 
-    def _declared(self) -> Iterator[tuple[str, str, str, bool]]:
-        """Yield the settings with their types, such as `float`, their neutral values, and whether a
-        condition can be evaluated on their values."""
+    def _declared(self) -> Iterator["Declared"]:
+        """Yield the settings as their class declares them."""
         known = [self._classes[name] for name in self.settings if name in self._classes]
         are_plain = len(known) == len(self.settings) and all(map(self._is_plain, known))
         for field in (field for node in known for field in node.body):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 words = {tail(inner) for inner in ast.walk(field.annotation)} - {""}
-                about = _types(field.annotation), _neutral(field)
-                yield field.target.id, *about, are_plain and words <= PLAIN
-
-    def _nested(self) -> Iterator[tuple[str, str]]:
-        """Yield the settings that do not apply to all jobs, with their defaults as written."""
-        known = [self._classes[name] for name in self.settings if name in self._classes]
-        fields = [each for node in known for each in node.body if isinstance(each, ast.AnnAssign)]
-        given = {tail(each.target): getattr(each.value, "keywords", []) for each in fields}
-        words = {name: {word.arg: word.value for word in own} for name, own in given.items()}
-        replaced = {getattr(own.get("replaces"), "value", "") for own in words.values()}
-        for field in fields:
-            name, value = tail(field.target), field.value
-            if value and (name in replaced or "when" in words[name]):
-                first = value.args[:1] if isinstance(value, ast.Call) else [value]
-                yield name, ast.unparse((first or [words[name].get("default", value)])[0])
+                yield Declared.read(field, are_plain and words <= PLAIN)
 
     def _is_plain(self, settings: ast.ClassDef) -> bool:
         """Whether settings are as they were made: frozen, without ways around that."""
@@ -540,12 +526,26 @@ def _types(annotation: ast.AST) -> str:
     return " ".join(sorted(found - {"Literal", "None", "NoneType", "Optional", "Union"}))
 
 
-def _neutral(field: ast.AnnAssign) -> str:
-    """The neutral value of a setting that was added later, as it is written; empty for others."""
-    for keyword in getattr(field.value, "keywords", []):
-        if keyword.arg == "neutral":
-            return f" {ast.unparse(keyword.value)}"
-    return ""
+class Declared(NamedTuple):
+    """A setting as its class declares it: its types, with its neutral value if it was added later,
+    its default, as written, the other arguments of its declaration, and whether a condition can be
+    evaluated on its values."""
+
+    name: str
+    types: str
+    default: str
+    rules: Mapping[str | None, ast.expr]
+    is_plain: bool
+
+    @classmethod
+    def read(cls, field: ast.AnnAssign, is_plain: bool) -> "Declared":
+        """Return what the statement of a field declares."""
+        rules = {word.arg: word.value for word in getattr(field.value, "keywords", [])}
+        given = field.value.args[:1] if isinstance(field.value, ast.Call) else [field.value]
+        default = given[0] if given else rules.get("default")
+        neutral = f" {ast.unparse(rules['neutral'])}" if "neutral" in rules else ""
+        types, written = _types(field.annotation), ast.unparse(default) if default else ""
+        return cls(tail(field.target), f"{types}{neutral}", written, rules, is_plain)
 
 
 # Conditions on settings, decided for one job

@@ -18,7 +18,7 @@ from typing import Any
 
 from labjobs import layout
 from labjobs.errors import SettingsError, few
-from labjobs.evidence.fingerprint import UNREAD, Fingerprint, Project
+from labjobs.evidence.fingerprint import Fingerprint, Project
 from labjobs.files import CODE, read_record, record, write_shared, write_text
 from labjobs.job.identity import identity
 from labjobs.job.journal import record_of, tag_of
@@ -171,8 +171,11 @@ def changes(folder: Path, code: Fingerprint) -> dict[str, list[str]]:
 
 def changed(folder: Path, code: Fingerprint) -> list[str]:
     """Return the names of the parts that have changed since a job; those whose change was accepted
-    are left out if there are others."""
+    are left out if there are others, and all but files that are no Python, if there are any:
+    what is found through such a file seems to have changed."""
     found = changes(folder, code)
+    if unread := [name for name in found if name in code.unread]:
+        return unread
     known = [each for change in accepted() for each in change.definitions.items()]
     return [name for name in found if (in_python(name), found[name]) not in known] or [*found]
 
@@ -201,21 +204,22 @@ def difference(folder: Path, code: Fingerprint) -> str:
         return ""
     if known == MIXED:
         return "it was continued with changed code"
-    names = changed(folder, code)
-    gone = [name for name in names if _is_removed(name, code)]
-    if gone:
-        return f"{few(map(in_python, gone), NAMED)} removed"
-    # Then all that is found through such a file seems to have changed.
-    lines = [line.partition(f" {UNREAD}")[0] for line in code.advice if UNREAD in line]
-    if unread := [each for each in map(in_python, names) if each in lines]:
-        return f"{few(unread, NAMED)} {UNREAD}"
-    return f"{few(map(in_python, names), NAMED)} changed" if names else "its code was not recorded"
+    ways = {name: way(name, code) for name in changed(folder, code)}
+    for how in (UNREAD, REMOVED, "changed"):
+        if names := [in_python(name) for name in ways if ways[name] == how]:
+            return f"{few(names, NAMED)} {how}"
+    return "its code was not recorded"
 
 
-def _is_removed(part: str, code: Fingerprint) -> bool:
-    """Whether a part of a job's code is a job that is no longer there."""
+UNREAD = "cannot be read as Python"
+
+
+def way(part: str, code: Fingerprint) -> str:
+    """Return in a few words how a part of the code has changed since a job."""
+    if part in code.unread:
+        return UNREAD
     is_input = part.startswith(f"{INPUT}:") and part in code.parts
-    return is_input and code.source(part) == f"code {REMOVED}"
+    return REMOVED if is_input and code.source(part) == f"code {REMOVED}" else "changed"
 
 
 def conflict(attempts: Iterable[Path]) -> bool:

@@ -257,8 +257,8 @@ def read(name: str) -> Script:
 # The purpose of a job that is not run for its own results: `jobs.py find` runs jobs to measure.
 #
 # The purpose is in the environment, since it changes no result, and in a tag of the run, so that
-# figures and tables leave the job out; after a `;` follows what the job was run with. Such a job
-# logs its measurements under the names below.
+# figures and tables leave the job out; after a `;` follows what the job was run with. What such a
+# job measures is named in journal.py.
 
 PURPOSE = "JOB_PURPOSE"
 TAG = "purpose"
@@ -268,13 +268,6 @@ FIND_LR = "find lr"
 FIND_BATCH_SIZE = "find batch-size"
 FIND_NOISE_SCALE = "find noise-scale"
 FIND_WORKERS = "find workers"
-
-RATE, EXAMPLES = "find_examples_per_second", "find_examples_per_step"
-MEMORY = "find_peak_memory"
-"""Metrics of a window of time (training/probes.py), with memory in bytes."""
-
-SIGNAL, NOISE = "gradient_squared", "gradient_variance"
-"""Metrics of a step (training/probes.py), logged like training metrics."""
 
 
 # Where a job of run.sh runs, if that is another machine (labjobs.sweeps.hosts).

@@ -41,6 +41,12 @@ CRC = slice(-len(b'%08x"}\n' % 0), -len(b'"}\n'))  # where a line has its checks
 
 TAIL = 65_536  # bytes at the end of a journal, or an output, that surely hold its last line
 
+# What a job of `jobs.py find` measures (training/probes.py): in a window of time, with memory in
+# bytes; and in each step, logged like training metrics.
+RATE, EXAMPLES = "find_examples_per_second", "find_examples_per_step"
+MEMORY = "find_peak_memory"
+SIGNAL, NOISE = "gradient_squared", "gradient_variance"
+
 WAY_OUT = "--force starts the job over"
 LOST_END = f"the end of {layout.JOURNAL} is lost; {WAY_OUT}"
 

@@ -120,8 +120,8 @@ def handle_signals(handler: Any) -> None:
 
 
 def _leave_signals() -> None:
-    """In a process that is forked from a job, as by a pool: TERM ends it, by which whoever has
-    started it does that; the other signals are for the job."""
+    """Leave signals to the job, in a process that it forks, such as a pool's; all but TERM, by
+    which multiprocessing ends processes."""
     Interruption.holding = None
     for number in SIGNALS:
         handler = signal.getsignal(number)

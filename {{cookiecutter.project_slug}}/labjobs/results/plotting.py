@@ -179,8 +179,8 @@ class _Pages:
 
     @contextmanager
     def of(self, stem: str) -> Iterator[None]:
-        """Note why a figure or a table is left out, if it is: also by a mistake in the function of
-        the project's that makes it, whose trace is printed; the others are made all the same."""
+        """Note why a figure or a table is left out, if it is. If its function in the project has a
+        mistake, the trace is printed, and the others are made all the same."""
         try:
             with warnings.catch_warnings(action="ignore", category=UserWarning):
                 yield  # missing characters: the print check names them

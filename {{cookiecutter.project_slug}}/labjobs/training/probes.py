@@ -23,8 +23,7 @@ from labjobs import devices, layout, machine
 from labjobs.data.batches import Batches
 from labjobs.errors import JobError
 from labjobs.files import shown
-from labjobs.job.identity import EXAMPLES, MEMORY, NOISE, RATE, SIGNAL
-from labjobs.job.journal import Journal
+from labjobs.job.journal import EXAMPLES, MEMORY, NOISE, RATE, SIGNAL, Journal
 from labjobs.job.terminal import Paused, log
 from labjobs.training import compilation
 from labjobs.training.compilation import Prepared
