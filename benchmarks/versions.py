@@ -27,7 +27,7 @@ WAYS = {
 }
 
 WORKER = """
-import json, os, sys, tempfile
+import inspect, json, os, sys, tempfile
 from pathlib import Path
 sys.path.insert(0, os.getcwd())
 import sweeps  # before drawing, which puts the folder of tests first, with another sweeps
@@ -68,7 +68,8 @@ def sweep():
 
 def plot():
     project, uri = fresh("plot"), f"sqlite:///{folder}/plot.db"
-    drawing.fill(uri, str(folder), 100, 500)
+    rates = [10] * ("rates" in inspect.signature(drawing.fill).parameters)  # of a later version
+    drawing.fill(uri, str(folder), *rates, 100, 500)
 
     def seconds(number):
         os.environ["MLFLOW_TRACKING_URI"] = uri

@@ -9,7 +9,7 @@ import ast
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple, get_args
 
 from labjobs.evidence.symbols import (
@@ -253,7 +253,7 @@ class Values:
         named = {getattr(inner, "name", "") for inner in settings.body}
         return is_frozen and not settings.keywords and hooks.isdisjoint(named)
 
-    @property
+    @cached_property
     def has_other_settings(self) -> bool:
         """Whether code may make settings of the job's class, whose defaults then count, or of one
         that is derived from it."""

@@ -61,13 +61,14 @@ steps of up to 10 ms."""
 
 NOT_DATA = (
     *(layout.ACCEPTED, layout.FROZEN, f"{layout.CACHE}/"),
-    *("labjobs/", "mlflow.db", "mlruns/", "runs/", "vendor/"),
+    *("labjobs/", "mlruns/", "runs/", "vendor/"),
 )
 """What the engine has in the project's folder."""
 
 OF_TOOLS = re.compile(
     r"__pycache__|\.(git|hg|svn|jj|venv|tox|nox|direnv|idea|vscode|sweeps|project-id|DS_Store"
     r"|ipynb_checkpoints|hypothesis|(mypy|ruff|pytest)_cache|nfs.*)"
+    r"|mlflow\.db(-(journal|shm|wal))?"
 )
 """Names of files and folders, anywhere, that version control, editors and other tools have."""
 

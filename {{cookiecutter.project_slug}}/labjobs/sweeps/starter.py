@@ -54,6 +54,7 @@ class Starter:
     ) -> None:
         self._code, self._keep, self._processes = code, [*keep], processes
         self._container = container
+        self._couriers: Server | None = None
         self._jobs: Server | None = None
         threads = max(1, machine.cores() // (at_once * processes))
         self._env = os.environ | {
@@ -95,7 +96,11 @@ class Starter:
         imported, the server of the jobs imports too."""
         words = ("-m", "labjobs.sweeps.starter", str(sweep))
         status = LOST
-        with open(os.devnull, "rb") as nothing:
+        with open(os.devnull, "r+b", buffering=0) as nothing:
+            if self._couriers:  # one without a job makes the store, so that no job waits for it
+                none = ("-m", courier.__name__, str(os.getpid()), "0")
+                streams = (nothing.fileno(),) * 3
+                fork_server.start(self._couriers, none, self._code, streams, env=self._env)
             streams = (nothing.fileno(), 1, 2)
             while status == LOST:  # and so is the server; the next try starts cold
                 check = fork_server.start(

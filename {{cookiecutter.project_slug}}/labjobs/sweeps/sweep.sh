@@ -61,6 +61,16 @@ confirm() { printf '%s\0' 2 confirm "${1-}" >&4; }
 halving() { printf '%s\0' "$(($# + 1))" halving "$@" >&4; }
 keep_all() { printf '%s\0' 1 keep_all >&4; }
 
+# `job … & wait` in a grid: bash's own would also wait for sweep.py, which waits for the grid.
+wait() {
+  local each
+  if (($#)); then
+    builtin wait "$@"
+    return
+  fi
+  for each in $(jobs -p); do [[ $each == "$planner" ]] || builtin wait "$each"; done
+}
+
 # An unknown command or variable makes the grid wrong; bash has already printed which one, and where.
 refuse_unknown() { if (($? == 127)); then : >"$work/wrong" && exit 2; fi; }
 
@@ -104,7 +114,7 @@ sweep() {
   trap 'forward TERM' TERM HUP
   printf 'end\0' >&5
   while
-    wait "$planner"
+    builtin wait "$planner"
     code=$?
     kill -0 "$planner" 2>/dev/null
   do :; done

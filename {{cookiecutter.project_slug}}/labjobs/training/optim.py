@@ -208,12 +208,14 @@ class EMA(Generic[M]):
         self._source, self._decay = model, decay
         self._steps: int | Tensor = 0
 
-    @torch.no_grad()
     def update(self) -> None:
         """Take in the weights after a step; nothing is read from the device. Raises JobError if the
         model is on another device than it was."""
-        if not self._decay:
-            return
+        if self._decay:
+            self._follow()
+
+    @torch.no_grad()
+    def _follow(self) -> None:
         self._steps += 1
         early = (1 + self._steps) / (10 + self._steps)
         weights, buffers = self._pairs
