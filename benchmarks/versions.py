@@ -3,7 +3,7 @@
     python benchmarks/versions.py --before COMMIT > benchmarks/versions.md
 
 Each version measures itself, with the scripts of its own `benchmarks/`, in a process that stays;
-the two take turns, and each goes first in every other round.
+the two take turns, and each goes first in every other round. drawing.py --before does so for plots.
 """
 
 import argparse
@@ -23,15 +23,13 @@ WAYS = {
     "start": "`python run.py`, to its first step (start.py)",
     "finished": "`bash run.sh` over 5,000 finished jobs (refactor.py)",
     "sweep": "`bash run.sh`: 12 jobs of 5 epochs (sweeps.py)",
-    "plot": "`python plot.py` of 2,000 jobs with 500 points each (drawing.py)",
 }
 
 WORKER = """
-import inspect, json, os, sys, tempfile
+import json, os, sys, tempfile
 from pathlib import Path
 sys.path.insert(0, os.getcwd())
-import sweeps  # before drawing, which puts the folder of tests first, with another sweeps
-import drawing, projects, refactor, start, steps
+import projects, refactor, start, steps, sweeps
 
 folder = Path(tempfile.mkdtemp(dir=sys.argv[1]))
 
@@ -66,21 +64,7 @@ def sweep():
     return lambda number: sweeps.seconds("run.sh", "5")["run.sh"]
 
 
-def plot():
-    project, uri = fresh("plot"), f"sqlite:///{folder}/plot.db"
-    rates = [10] * ("rates" in inspect.signature(drawing.fill).parameters)  # of a later version
-    drawing.fill(uri, str(folder), *rates, 100, 500)
-
-    def seconds(number):
-        os.environ["MLFLOW_TRACKING_URI"] = uri
-        taken = drawing.seconds("plot.py", project)
-        del os.environ["MLFLOW_TRACKING_URI"]
-        return taken
-
-    return seconds
-
-
-measure = {"step": step, "start": started, "finished": finished, "sweep": sweep, "plot": plot}
+measure = {"step": step, "start": started, "finished": finished, "sweep": sweep}
 answers, sys.stdout = sys.stdout, sys.stderr
 for line in sys.stdin:
     way, number = line.split()

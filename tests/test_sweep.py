@@ -200,6 +200,12 @@ def test_a_captured_job_prints_its_id_and_others_print_nothing(lab):
     assert len(rows) == 5
 
 
+def test_a_grid_may_wait_for_its_own_commands(lab):
+    lab.write_lines("job --seed 3 & wait", "(exit 5) & wait $! || job --seed $?", "wait")
+    rows = json.loads(lab.sweep("--list", "--json").stdout)
+    assert [row["settings"]["seed"] for row in rows] == [3, 5]
+
+
 def test_of_a_wrong_job_no_id_is_known(lab):
     lab.write_analysis()
     lab.write_lines("id=$(job --sede 3)", 'job analyse.py --first "$id"', "job plot.py")

@@ -90,3 +90,11 @@ def test_what_has_the_same_stamp_is_the_same_file():
         )
     for untrusted in (5_000_000_000, time.time_ns()):
         assert not data_evidence._stamp(SimpleNamespace(**same | {"st_ctime_ns": untrusted}))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_data"),
+    [("mlflow.db", 0), ("mlflow.db-wal", 0), ("mlflow.db.csv", 1), ("runs.csv", 1), (".git/a", 0)],
+)
+def test_what_is_data_in_the_project(tmp_path, name, is_data):
+    assert bool(places_of(tmp_path).name(f"{PROJECT}/{name}")) == is_data
