@@ -303,3 +303,4 @@ if __name__ == "__main__":
     sys.argv[0], requests, *modules = "", *sys.argv[1:]  # no script of a project
     learn(modules)
     answer(socket.socket(fileno=int(requests)))
+    os._exit(0)  # see _leave(); who reads the sweep's output waits for the end of this process
