@@ -137,7 +137,11 @@ class JobFolder(Generic[S]):
 
     def _has(self, name: str) -> bool:
         """Whether the attempt has a file that those of few jobs have."""
-        some = any(self.root.glob(f"*/{name}"))  # finding the attempt takes longer
+        try:  # for thousands of jobs: finding the attempt, or a glob, takes longer
+            folders = os.listdir(self.root)
+        except OSError:
+            return False
+        some = any(os.path.exists(f"{self.root}/{each}/{name}") for each in folders)
         return some and (self.path / name).exists()
 
     def outcome(self) -> dict[str, Any]:
