@@ -53,6 +53,16 @@ def test_the_hours_of_both_processes_add_up(killed):
 
 
 @pytest.mark.full
+def test_a_job_that_failed_before_its_first_step_has_a_cost_too(fresh):
+    fresh.edit(
+        "run.py", "    splits = data.load(", '    raise OSError("no data")\n    splits = data.load('
+    )
+    assert fresh.run("--quiet").returncode == 1
+    (folder,) = fresh.root.glob("runs/*/*/")
+    assert float(str(dict(fresh.ask(LATEST, folder.parent.name))["cpu_hours"])) > 0
+
+
+@pytest.mark.full
 def test_the_hours_of_all_gpus_count(killed, tmp_path):
     project, job, *_ = killed
     attempt = Path(shutil.copytree(project.folder(job), tmp_path / job / "copy"))

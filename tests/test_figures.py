@@ -468,11 +468,18 @@ def test_figures_that_are_not_drawn_do_not_stay(draw, store):
     first = draw("once", formats=("--format", "pdf,svg"))
     assert "ranking" in first.names
     (first.folder / "ranking.json.txt").write_text("the student's")
+    record = (first.folder / "ranking.json").read_text()
+    for name, by in (("own", "plot.py"), ("of-another", "plot_more.py")):
+        (first.folder / f"{name}.json").write_text(
+            record.replace('"by": "plot.py"', f'"by": "{by}"')
+        )
+        (first.folder / f"{name}.tex").write_text("")
     store.job("then", {"val_accuracy": [0.5]}, lr=0.1, **how)
     drawn = draw("then")
     assert drawn.status == 0
     there = {path.name.split(".")[0] for path in drawn.folder.iterdir() if path.is_file()}
-    assert there == {*drawn.names, *drawn.tables, "results", "jobs", "ranking"}
+    others = {"results", "jobs", "ranking", "of-another"}
+    assert there == {*drawn.names, *drawn.tables, *others}
     assert [path.name for path in drawn.folder.glob("ranking*")] == ["ranking.json.txt"]
     assert not [*drawn.folder.glob("*.svg")]
     assert (drawn.folder / "old" / "ranking.tex").exists()
@@ -775,6 +782,8 @@ def test_a_paper_is_compared_with_the_results(draw, tmp_path, capsys, monkeypatc
     Version 1.2.3 has {known.removeprefix("0")}, .98764, 7.77e-3, 45.67M, 0.123s and 1{{,}}234.5.
     \includegraphics{{ranking.pdf}} \hspace{{0.98765in}}
     \includegraphics[width=1.5in]{{x/ranking.pdf}}
+    \includegraphics[width=6.5in]{{ranking}} \includegraphics[width=\textwidth]{{metric-map}}
+    \resizebox{{2in}}{{!}}{{\includegraphics{{ranking}}}}
     \end{{document}}
     """
     paper = tmp_path / "paper.txt"
@@ -789,9 +798,13 @@ def test_a_paper_is_compared_with_the_results(draw, tmp_path, capsys, monkeypatc
         *(("5", n) for n in ("0.1357", "20.0000", "54.2468", "0.0135", "0.0777", "7.77")),
         *(("6", number) for number in (".98764", "7.77e-3", "45.67", "0.123", "1,234.5")),
     ]
-    *numbers, last = said
+    numbers, scaled = said[: len(wrong)], said[len(wrong) :]
     assert numbers == [f"{paper}:{line}: no result is {number}" for line, number in wrong]
-    assert last.startswith(f"{paper}:8: x/ranking.pdf is included at 46%, with text of 4.2 pt; ")
+    assert [line.partition("; ")[0] for line in scaled] == [
+        f"{paper}:8: x/ranking.pdf is included at 46%, with text of 4.2 pt",
+        f"{paper}:9: ranking is included at 200%, with text of 18.0 pt",
+        f"{paper}:10: ranking is included with \\resizebox, which may rescale its text",
+    ]
 
 
 def test_the_checklist_counts_what_was_tried(draw, capsys, monkeypatch, store):

@@ -161,6 +161,8 @@ def test_flags_are_tried_with_each_seed_until_it_is_clear(light):
     assert tried(light, "--", "--lr", lr, metric=metric) == found  # nothing runs twice
     again = tried(light, "--at-most", "3", "--", "--lr", lr, metric=metric)
     assert (again["answer"], again["try"]) == ("undecided", 1)
+    (kept,) = map(json.loads, (light.root / "tries.jsonl").read_text().splitlines())
+    assert kept["differences"] == found["differences"]  # the longer one
     assert tried(light, "--", "--lr", "1.5", metric=metric)["try"] == 2
 
 

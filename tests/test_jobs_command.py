@@ -1,5 +1,6 @@
 """`python jobs.py`: it says what there is to know of jobs, at once, and never with a traceback."""
 
+import csv
 import json
 import os
 import shutil
@@ -432,17 +433,37 @@ def removed(jobs: Jobs) -> set[str]:
     return {Path(row["path"]).name for row in jobs.json("clean", "--dry-run")["removed"]}
 
 
+UNFIT = """
+def none(jobs):
+    jobs.drop(jobs.index, inplace=True)
+
+
+def ends(jobs):
+    sys.exit(0)
+
+
+FIGURES = {
+    "none": none,
+    "ends": ends,
+"""
+
+
 @pytest.mark.full
 def test_a_mistake_in_one_figure_leaves_out_that_one(jobs):
     project = jobs.project
     first = "    shown = comparison.compare(jobs, 6, 6, metric"
-    project.edit("plot.py", first, f"    jobs['mistaken']\n{first}")
+    project.edit("plot.py", first, f"    jobs['test_loss'] += 7\n    jobs['mistaken']\n{first}")
+    project.edit("plot.py", "FIGURES = {\n", UNFIT)
     drawn = project.do("python", "plot.py", "--format", "png")
     assert drawn.returncode == 1
+    assert "left out none: none() must return a figure and its caption, not None" in drawn.stderr
+    assert "left out ends: ends() ends plot.py" in drawn.stderr
     assert "left out learning-curves: KeyError: 'mistaken' (plot.py:" in drawn.stderr
     assert (project.root / "figures/throughput.png").exists()
     assert not (project.root / "figures/learning-curves.png").exists()
-    assert (project.root / "tables/main.md").exists()
+    rows = csv.DictReader((project.root / "tables/main.csv").open())
+    losses = [float(row["mean"]) for row in rows if row["metric"] == "test_loss" and row["mean"]]
+    assert 0 < max(losses) < 6  # the others have the jobs as they were
 
 
 @pytest.mark.full

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from edits import add_analysis
-from faults import Project, one_line, silent, succeeded
+from faults import Project, job_of, one_line, silent, succeeded
 from sweeps import write_grid, write_lines
 from test_changed_data import image
 
@@ -173,3 +173,21 @@ def test_a_job_that_no_setting_names_is_no_input(project):
     project.edit("analyse.py", "weights(settings.second)", f'weights("{second}")')
     done = project.do(*analyse(project, "--first", first, "--second", first))
     assert f"failed: job {second} is not an input: name it in a setting" in one_line(done, 1)
+
+
+FURTHER = """
+
+@dataclass(frozen=True)
+class Further(Settings):
+    \"\"\"Those of further.py.\"\"\"
+
+    temperature: float = 2.0
+"""
+
+
+def test_a_job_with_further_settings_is_loaded_with_them(fresh):
+    settings, script = fresh.root / "settings.py", fresh.root / "further.py"
+    settings.write_text(settings.read_text() + FURTHER)
+    script.write_text(re.sub(r"\bSettings\b", "Further", (fresh.root / "run.py").read_text()))
+    job = job_of(succeeded(fresh.do("python", "further.py", "--epochs", "1", "--temperature", "3")))
+    assert fresh.printed(f"import jobs; print(jobs.load('{job}').settings.temperature)") == ["3.0"]

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,18 @@ def test_the_store_alone_tells_as_well(project, fresh):
     store = {"MLFLOW_TRACKING_URI": f"sqlite:///{project.root}/mlflow.db"}
     said = one_line(fresh.run(*SHORT, **store), 5)
     assert "was finished with other code (in the store alone)" in said
+
+
+def test_bytecode_that_python_takes_for_current_is_not_what_runs(fresh):
+    settings = fresh.root / "settings.py"
+    settings.write_text(settings.read_text() + '\nprint("before")\n')
+    writes = {"PYTHONDONTWRITEBYTECODE": ""}
+    succeeded(fresh.do("python", "-c", "import settings", **writes))
+    assert [*fresh.root.glob("__pycache__/settings.*")]
+    then = settings.stat()
+    settings.write_text(settings.read_text().replace("before", "behind"))
+    os.utime(settings, ns=(then.st_atime_ns, then.st_mtime_ns))
+    assert succeeded(fresh.run("--help", **writes)).stdout.startswith("behind\n")
 
 
 @pytest.mark.full
@@ -247,6 +260,18 @@ def reading(made, tmp_path_factory):
 LOAD = "import sys, warnings, jobs; warnings.simplefilter('always'); jobs.load(sys.argv[1])"
 
 
+TABLES = """
+import os, sys
+sys.path[0] = os.getcwd()
+os.chdir("/")
+from labjobs.results import tables
+from labjobs.tracking.mlflow_store import experiment_name
+jobs = tables.jobs(experiment_name()).set_index("job_id")
+print(jobs.loc[sys.argv[1], ["stale", "unchecked"]].to_json())
+"""
+"""A notebook in another folder, without the class of the settings."""
+
+
 def answers(project: Project, job: str) -> dict[str, str]:
     """What each command says of a job."""
 
@@ -283,6 +308,8 @@ def answers(project: Project, job: str) -> dict[str, str]:
     drawn = ("python", "plot.py", "--format", "png", "--any-code")
     succeeded(project.do(*drawn))
     found["caption"] = in_words((project.root / "figures/ranking.tex").read_text())
+    row = json.loads(ask("python", "-c", TABLES, job))
+    found["tables.jobs"] = CHANGED if row["stale"] else UNKNOWN if row["unchecked"] else FITS
     with (project.root / "tables/jobs.csv").open() as file:
         (row,) = (row for row in csv.DictReader(file) if row["job_id"] == job)
     changed = row["stale"] == "True"

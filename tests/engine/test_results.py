@@ -327,6 +327,18 @@ def test_splits_that_also_share_test_examples_are_corrected_for_these(store, tmp
     assert ("30 test examples" in found.over) == fixed
 
 
+def test_what_halving_has_stopped_was_tried_too(store):
+    how = {"monitor": "val_accuracy", "seed": 0}
+    for model, lr in (("mlp", 0.1), ("mlp", 0.2), ("vit", 0.1)):
+        store.job("halved", {"val_accuracy": [0.5 + lr]}, model=model, lr=lr, **how)
+    stopped = {"status": "KILLED", "mark": False, "tags": {"stopped": "at 1e"}}
+    store.job("halved", {"val_accuracy": [0.1]}, model="vit", lr=0.2, **stopped, **how)
+    jobs = tables.jobs("halved")
+    assert compare(jobs, 2).among == "1\N{EN DASH}2"
+    jobs.attrs[tables.UNFINISHED] = tables.unfinished("halved", None, "run").to_dict("records")
+    assert compare(jobs, 2).among == "2"
+
+
 def test_a_row_is_the_same_setting_on_all_tasks_and_only_that(store):
     tests = {"test_accuracy": 0.5}
     for dataset, lr, other in (("a", 0.1234, "none"), ("b", 0.1233, "vit")):

@@ -83,7 +83,7 @@ def print_diff(project: Project, given: argparse.Namespace) -> None:
         raise SettingsError(f"{given.a} and {given.b}: both have {few(both, 2)}")
     scripts = sorted({job.script for job, _ in one.each + other.each})
     if len(scripts) > 1 and not alone:
-        line = f"jobs of {' and '.join(scripts)}, which have other results; add script={scripts[0]}"
+        line = f"jobs of {' and '.join(scripts)}, which have other results; compare those of one"
         raise SettingsError(f"{given.a} and {given.b}: {line}")
     # What distinguishes the sides has no value that both have; jobs have to agree in the rest.
     of_one, of_other = one.values, other.values

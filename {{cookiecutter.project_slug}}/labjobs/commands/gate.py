@@ -92,8 +92,10 @@ def judge(project: Project, given: Namespace) -> int:
         found.answer, found.why = "the measure changed", few(changed, MOST)
     else:
         _run(found, base, tried, sign, given)
-    known = [each for each in known if SAME(each) != SAME(found)]
-    _note([*known, found])
+    before = [each for each in known if SAME(each) == SAME(found)]
+    known = [each for each in known if each not in before]
+    longest = max([found, *before], key=lambda each: len(each.differences))
+    _note([*known, longest if found.differences else found])
     _print(found, len(known) + 1, given.json)
     return exit_status.DONE if found.answer == "better" else exit_status.FAILED
 

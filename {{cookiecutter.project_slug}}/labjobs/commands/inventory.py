@@ -354,7 +354,7 @@ def selected(condition: str, rows: list[dict[str, Any]], flag: str = "") -> list
         require_known([wanted], STATES, f"{flag}{condition}: no such state")
     if name == "script" and rows:
         scripts = sorted({row["script"] for row in rows})
-        require_known([wanted], scripts, f"{flag}{condition}: no job is of such a script")
+        require_known([wanted], scripts, f"{flag}{condition}: none of these jobs has it")
 
     def fulfils(row: dict[str, Any]) -> bool:
         """Compare what a row has with what is wanted, as numbers if both are."""
@@ -463,7 +463,8 @@ def named_result(given: str, name: str, results: Iterable[str]) -> str:
         if key in known:
             return key
     hint = did_you_mean(name, [key.removeprefix("best_val_") for key in known])
-    why = "test results choose nothing" if name in every else "no job has this result"
+    is_test = name in every or name.startswith("test_")
+    why = "test results choose nothing" if is_test else "no job has this result"
     raise SettingsError(f"{given}: {why}; {hint}")
 
 

@@ -226,7 +226,8 @@ def write_code(attempt: Recorded, folder: Path) -> Path:
 
 def copy_inputs(attempt: Recorded, runs: Path) -> None:
     """Copy the attempts that an attempt is derived from, and those that they are derived from, with
-    the lists of what they have read. Raises JobError if one is missing."""
+    what is known of their code and the lists of what they have read. Raises JobError if one is
+    missing."""
     kept = attempt.path.parent.parent
     _, *inputs = attempts.with_ancestors(attempt.path)
     for source in inputs:
@@ -234,8 +235,10 @@ def copy_inputs(attempt: Recorded, runs: Path) -> None:
         if not attempts.begun(source):
             raise JobError(f"its input, the attempt {name}, is missing")
         shutil.copytree(source, runs / name, dirs_exist_ok=True)
-    if inputs and (kept / layout.DATA_LISTS).is_dir():
-        shutil.copytree(kept / layout.DATA_LISTS, runs / layout.DATA_LISTS, dirs_exist_ok=True)
+    for folder in (layout.DATA_LISTS, layout.CODES) if inputs else ():
+        if (kept / folder).is_dir():
+            only_texts = shutil.ignore_patterns("*.tar.gz")
+            shutil.copytree(kept / folder, runs / folder, ignore=only_texts, dirs_exist_ok=True)
 
 
 def run_again(attempt: Recorded, code: Path, flags: Sequence[str], temporary: Path) -> Recorded:

@@ -68,7 +68,7 @@ NOT_DATA = (
 OF_TOOLS = re.compile(
     r"__pycache__|\.(git|hg|svn|jj|venv|tox|nox|direnv|idea|vscode|sweeps|project-id|DS_Store"
     r"|ipynb_checkpoints|hypothesis|(mypy|ruff|pytest)_cache|nfs.*)"
-    r"|mlflow\.db(-(journal|shm|wal))?"
+    r"|mlflow(\.db|-[0-9a-f]+)(\.lock|-(journal|shm|wal))?"
 )
 """Names of files and folders, anywhere, that version control, editors and other tools have."""
 

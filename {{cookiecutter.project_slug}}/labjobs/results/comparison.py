@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from labjobs.cli.flags import as_plain
 from labjobs.job.terminal import counted as number_of
 from labjobs.results import groups, tables
 from labjobs.results.intervals import NEEDED
@@ -320,7 +321,7 @@ def compare(
             first = next(iter(of_cell.values()))
             best[cell] = str(values[first.index[0]])
             kept += [*first["job_id"]]
-            counts.append(len(of_cell))
+            counts.append(len(of_cell) + _stopped(alike, by, rest))
         jobs = jobs[jobs["job_id"].isin(kept)]
         if max(counts) > 1:
             among = groups.between(counts)
@@ -333,6 +334,22 @@ def compare(
         metric = shown(jobs)
         groups.having(jobs, metric.result)
     return Comparison(jobs, metric, parts, [*along], ranked_by, chosen, among)
+
+
+def _stopped(alike: pd.DataFrame, by: Sequence[str], rest: Sequence[str]) -> int:
+    """How many further values of the settings `rest` were tried with these values of `by`, in jobs
+    that halving has stopped by their validation results."""
+
+    def values(row: Mapping[Any, Any], names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(str(as_plain(row.get(name))) for name in names)
+
+    rows = alike.to_dict("records")
+    same = [*by, *groups.with_role(alike, "task")]
+    stopped = [
+        row for row in alike.attrs.get(tables.UNFINISHED, ()) if row["state"].startswith("stopped")
+    ]
+    tried = {values(row, rest) for row in stopped if values(row, same) == values(rows[0], same)}
+    return len(tried.difference(values(row, rest) for row in rows))
 
 
 def _named(best: dict[str, str]) -> str:

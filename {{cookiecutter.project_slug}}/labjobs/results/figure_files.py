@@ -117,16 +117,16 @@ def _draw(fig: "Figure", path: Path, about: dict[str, Any], file: BinaryIO) -> N
 
 
 def put_aside(
-    out: Path, names: Collection[str], written: Collection[Path], kinds: Collection[str]
+    out: Path, what: str, by: str, written: Collection[Path], kinds: Collection[str]
 ) -> list[str]:
-    """Move the files of figures or tables with these names that were not written this time to a
-    folder `old`; return what these files were called. A document must not show what other jobs
-    gave."""
+    """Move the files of each `figure`, or `table`, that a program has written, but not this time,
+    to a folder `old`; return what these files were called. A document must not show what other jobs
+    gave, or what is drawn no more."""
     moved = []
     for record in sorted(out.glob("*.json")):
         with suppress(SettingsError, OSError):
             about = read(record)
-            if "commits" not in about or about.get("figure", record.stem) not in names:
+            if what not in about or about.get("by") != by:
                 continue
             for kind in kinds:
                 path = out / f"{record.stem}.{kind}"

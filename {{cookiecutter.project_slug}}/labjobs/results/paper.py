@@ -34,6 +34,7 @@ UNSEEN = re.compile(
 """What is not text: comments, files, references, and commands such as `\\pm` in `0.93\\pm0.01`."""
 
 INCLUDED = re.compile(r"\\includegraphics\s*(?:\[([^]]*)\])?\s*{([^}]*)}")
+BOXED = re.compile(r"\\(?:resize|scale)box\b(?=.*\\includegraphics)")
 
 WIDTH = re.compile(r"width\s*=\s*([\d.]*)\s*(\\(?:line|column|text)width|in|cm|mm|pt)")
 
@@ -92,13 +93,16 @@ def _is(value: float, text: str) -> bool:
 
 def _scaled(line: str, figures: Path) -> Iterator[str]:
     """Figures of the project that a line includes with another width than their own."""
+    box = BOXED.search(line)
     for options, name in INCLUDED.findall(line):
         record = figures / f"{Path(name).stem}.json"
-        if not options or not record.exists():
+        if not (options or box) or not record.exists():
             continue
-        venue = style.named(json.loads(record.read_text("utf-8")).get("venue", ""))
-        cure = f"include it without [{options}], or draw it for another --venue"
-        scale = _scale(options, venue)
+        options = box[0] if box else f"[{options}]"
+        about = json.loads(record.read_text("utf-8"))
+        venue = style.named(about.get("venue", ""))
+        cure = f"include it without {options}, or draw it for another --venue"
+        scale = None if box else _scale(options, venue, about["inches"][0])
         if scale is None:
             yield f"{name} is included with {options}, which may rescale its text; {cure}"
         elif abs(scale - 1) > 0.01:
@@ -106,17 +110,16 @@ def _scaled(line: str, figures: Path) -> Iterator[str]:
             yield f"{name} is included at {scale:.0%}, with text of {size:.1f} pt; {cure}"
 
 
-def _scale(options: str, venue: Venue) -> float | None:
-    """The scale at which a figure that is a column wide is included; None if it cannot be told."""
+def _scale(options: str, venue: Venue, own: float) -> float | None:
+    """The scale at which a figure whose `own` width is in inches is included; None if it cannot be
+    told."""
     if found := re.search(r"scale\s*=\s*([\d.]+)", options):
         return float(found[1])
     if not (found := WIDTH.search(options)):
         return None
     unit = found[2].removeprefix("\\")
     wide = INCHES.get(unit) or (venue.full if unit == "textwidth" else venue.column)
-    inches = float(found[1] or 1) * wide
-    nearest = min((venue.column, venue.full), key=lambda width: abs(inches / width - 1))
-    return inches / nearest
+    return float(found[1] or 1) * wide / own
 
 
 def checklist(jobs: pd.DataFrame, left_out: str, main: Tabulating | None) -> str:

@@ -161,7 +161,8 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
                 record = _record(grid, name, alike[name], task, one, found.get(name), chosen)
                 table.records.append(record)
     some_lack = any(0 < len(each) < NEEDED for each in every)
-    table.about = _intervals(over(every), some_lack) + _geometric(metrics) + _bold(table)
+    shared = any(each.is_shown and each.shared for each in every)
+    table.about = _intervals(over(every), shared, some_lack) + _geometric(metrics) + _bold(table)
     table.about += _by_task(said) + fewer + others + splits + _confirmed(table, grid.jobs)
     return _turned(table) if len(metrics) == 1 < MOST_TASKS < len(table.columns) else table
 
@@ -199,7 +200,7 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
     names, fewer = grid.fewer([*once])
     changes = {name: once[name] for name in names}
     table = Table("change", rows={name: [] for name in ["baseline", *changes.values()]})
-    known, (metrics, others) = list[str](), _metrics(jobs, shown)
+    known, (metrics, others) = list[Sample](), _metrics(jobs, shown)
     some_left_out, splits = False, ""
     for task, own in of_tasks.items():
         alike = grid.alike([reference, *changes], own, own)
@@ -211,8 +212,8 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
             some_left_out |= any(leaves_out(each[name], base) for name in alone)
             apart = [n for n in changes if len(each[n]) and not shared_repeats(each[n], base)]
             splits = splits or groups.unlike_splits(alike[n] for n in (reference, *apart))
-            known += [each[reference].over] * each[reference].is_shown
-            known += [part.over for one in found.values() for part in one.of]
+            known += [each[reference]] * each[reference].is_shown
+            known += [part for one in found.values() for part in one.of]
             widths = [_scaled(one.estimate.interval, each[n]) for n, one in found.items()]
             decimals = None if metric.log else style.decimals(widths)
             first = _column({reference: base}, alike)[reference]
@@ -221,11 +222,13 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
             for name, one in each.items():
                 record = _record(grid, name, alike[name], task, one, found.get(name))
                 table.records.append(record)
+    shared = any(one.shared for one in known)
+    intervals = _intervals(either(one.over for one in known), shared)
     ratios = ", or ratios (×) to it for a logarithmic metric"
     ratios *= any(metric.log for metric in metrics)
     table.about = (
         f"Rows below the baseline ({reference}) are differences from it{ratios}."
-        f"{SHARED * some_left_out}{_intervals(either(known))}{_geometric(metrics)}{splits}"
+        f"{SHARED * some_left_out}{intervals}{_geometric(metrics)}{splits}"
     )
     if any(cell.bold for row in table.rows.values() for cell in row):
         level = "5% level for all rows of a column together"
@@ -578,11 +581,12 @@ def _record(
 # Sentences for captions; they begin with a space.
 
 
-def _intervals(known: str, some_lack: bool = False) -> str:
+def _intervals(known: str, shared: bool, some_lack: bool = False) -> str:
     lacking = f" Means of fewer than {NEEDED} repeats have no interval."
     if not known:
         return lacking
-    return f" ± and parentheses: 95% intervals over {known}.{lacking * some_lack}"
+    corrected = ", corrected for the examples that splits share" * shared
+    return f" ± and parentheses: 95% intervals over {known}{corrected}.{lacking * some_lack}"
 
 
 def _by_task(said: Mapping[str, str]) -> str:
@@ -612,7 +616,10 @@ def _bold(table: Table, each: str = "rows", of: str = "column") -> str:
     few = any(record["n"] > 0 and not record["interval"] for record in table.records)
     those = f"{each} of {NEEDED} repeats or more" if few else each
     those += ", none of whose jobs has diverged, failed or lacks a result," if lost else ""
-    bold = f" Bold: † and all {those} whose test results cannot be told apart from its own (5% "
+    where = f" in each {of} with comparisons" * any(c.chosen > c.bold for c in cells)
+    bold = (
+        f" Bold{where}: † and all {those} whose test results cannot be told apart from its own (5% "
+    )
     bold += f"level for all {each} of a {of} together)."
     dash = f" {NOTHING}: not run."
     return bold * any(c.bold for c in cells) + dash * any(c.text == NOTHING for c in cells)

@@ -8,7 +8,7 @@ import sys
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from labjobs import exit_status, layout, machine
 from labjobs.cli.parser import Parser, unknown_flag
@@ -75,12 +76,11 @@ def main(
     """
     machine.keep_imported()
     prepare_streams()
-    names = {**of_all, **of_one, **of_tasks, **of_searches}
+    drawn = {**of_all, **of_one, **of_tasks, **of_searches}
     whole = [table_files.of_script(name, script) for name in table_files.OF_ALL]
-    of_tables = {*printed, *(Path(name).stem for name in whole)} if printed else ()
     try:
         args = _parsed(sys.argv[1:])
-        if args.out and (both := sorted({*names} & {*printed})):
+        if args.out and (both := sorted({*drawn} & {*printed})):
             line = f"a figure and a table are called {few(both, MOST)}, and would be the same files"
             raise SettingsError(f"--out: {line}; give one of them another name")
         if args.provenance or args.audit or args.venue == "list":
@@ -88,7 +88,7 @@ def main(
         figures.use(style.named(args.venue))
         text.check_labels("LABELS in plot.py", labels.values())
         style.label_settings(labels)
-        pages = _Pages(args, names, of_tables)
+        pages = _Pages(args)
         try:
             found = _tried(args, kind, only, script)
             if args.checklist:
@@ -171,8 +171,8 @@ class _Found:
 class _Pages:
     """What is written to the folders of figures and tables, and what is left out and why."""
 
-    def __init__(self, args: argparse.Namespace, *names: Collection[str]) -> None:
-        self.args, self._names = args, names
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
         self._right: list[bool] = []
         self.files: list[Path] = []
         self._left_out: dict[str, list[str]] = {}
@@ -184,8 +184,9 @@ class _Pages:
         try:
             with warnings.catch_warnings(action="ignore", category=UserWarning):
                 yield  # missing characters: the print check names them
-        except (NoResults, JobError) as error:
+        except (NoResults, JobError, Unfit) as error:
             self._left_out.setdefault(str(error), []).append(stem)
+            self._right += [False] * isinstance(error, Unfit)
         except Exception as error:
             if not fault(error):
                 raise
@@ -210,10 +211,10 @@ class _Pages:
         return the exit status."""
         for why, stems in self._left_out.items():
             print(f"left out {few(stems, 2 * MOST)}: {why}", file=sys.stderr)
-        kinds_of_files = figure_files.KINDS, table_files.KINDS
-        both = zip(self._names, kinds_of_files, _folders(self.args), strict=True)
-        for names, kinds, out in both:
-            if self.files and (moved := figure_files.put_aside(out, names, self.files, kinds)):
+        kinds_of_files = {"figure": figure_files.KINDS, "table": table_files.KINDS}
+        for (what, kinds), out in zip(kinds_of_files.items(), _folders(self.args), strict=True):
+            of_this = partial(figure_files.put_aside, out, what, Path(sys.argv[0]).name)
+            if self.files and (moved := of_this(self.files, kinds)):
                 line = f"moved what was not written this time to {out / figure_files.OLD}"
                 print(f"{line}: {', '.join(moved)}", file=sys.stderr)
         right = self._right and all(self._right)
@@ -300,7 +301,8 @@ def _draw(
         with pages.of(stem):
             shown = _one(args.job, found.every, alike) if name in of_one else alike
             about = _provenance(shown) | {"figure": name, "venue": args.venue}
-            figure, caption = {**of_all, **of_one, **of_tasks, **of_searches}[name](shown)
+            drawing = {**of_all, **of_one, **of_tasks, **of_searches}[name]
+            figure, caption = _made(drawing, shown, Figure)
             caption += _about(shown) + _differences(shown, found.mixed)
             if not (args.job and name in of_one):
                 caption += found.counts(alike, task)
@@ -317,7 +319,7 @@ def _write(
     (_, out), venue = _folders(args), style.named(args.venue)
     for name, make in printed.items():
         with pages.of(name):
-            table, caption = make(jobs)
+            table, caption = _made(make, jobs, paper_tables.Table)
             caption += _about(jobs) + _differences(jobs, found.mixed) + found.counts()
             about = _provenance(jobs) | {"table": name, "venue": args.venue}
             check = partial(table_files.problems, table, venue)
@@ -332,10 +334,31 @@ def _write(
         pages.files += [path, record]
 
 
+class Unfit(Exception):
+    """A function of the project has made no figure, or no table, with a caption."""
+
+
+def _made(make: Callable[[pd.DataFrame], Any], jobs: pd.DataFrame, kind: type[Any]) -> Any:
+    """What a function of the project makes of the jobs, which may change them: those after it have
+    them as they were. Raises Unfit."""
+    name = getattr(make, "__name__", "the function")
+    try:
+        made = make(jobs.copy())
+    except SystemExit as error:
+        raise Unfit(f"{name}() ends plot.py") from error
+    match made:
+        case (figure, str()) if isinstance(figure, kind):
+            return made
+    what = kind.__name__.lower()
+    raise Unfit(f"{name}() must return a {what} and its caption, not {made!r:.60}")
+
+
 def _provenance(jobs: pd.DataFrame) -> dict[str, Any]:
-    """Where a figure or a table of these jobs comes from, and which of them were audited."""
+    """Where a figure or a table of these jobs comes from, by which program, and which of the jobs
+    were audited."""
     audited = tables.audits(jobs)
-    return figure_files.provenance(jobs) | ({"audited": audited} if audited else {})
+    about = figure_files.provenance(jobs) | ({"audited": audited} if audited else {})
+    return about | {"by": Path(sys.argv[0]).name}
 
 
 def _write_page(pages: _Pages, found: _Found) -> None:

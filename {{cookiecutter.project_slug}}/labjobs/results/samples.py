@@ -75,8 +75,12 @@ class Sample:
 
     @cached_property
     def is_fraction(self) -> bool:
-        """Whether the mean is a fraction of test examples: each result of one is 0 or 1."""
-        return self.examples is not None and {*np.unique(self.examples)} <= {0.0, 1.0}
+        """Whether the mean is a fraction of test examples: each result of one is 0 or 1, and either
+        there are both or the metric is declared to lie between them."""
+        each = set() if self.examples is None else {*np.unique(self.examples)}
+        return (
+            bool(each) and each <= {0.0, 1.0} and (len(each) == 2 or self.metric.within == (0, 1))
+        )
 
     @property
     def interval(self) -> Interval:

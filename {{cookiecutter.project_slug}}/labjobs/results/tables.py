@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 
 from labjobs import layout
 from labjobs.cli import flags
-from labjobs.errors import cause, few, require_known
+from labjobs.errors import SettingsError, cause, few, require_known
 from labjobs.files import read_json, read_record
 from labjobs.job import identity
 from labjobs.job.identity import DEFAULT
 from labjobs.results.metrics import CURE, DECLARED, Measured, NoResults
 from labjobs.settings import FORK, LAST, as_plain, roles
 from labjobs.tracking import stored_jobs
+from labjobs.tracking.mlflow_store import experiment_name
 
 UNFINISHED = "unfinished"
 """The attribute of a table of jobs with the rows of `unfinished`, for tables that count all."""
@@ -58,10 +59,11 @@ def jobs(
     """Return one row per job of a script, such as `run` for run.py, by job id: its settings, last
     metrics and tags, each a column.
 
-    With the class of the project's settings (`kind`), a job's row shows its attempt with the
-    present code and data, if it has one; otherwise, its latest attempt. The column `stale` says
-    whether that attempt's code or data differs from the present, `unchecked` why that cannot be
-    told; metrics are shown as the script declares them today.
+    A job's row shows its attempt with the present code and data, if it has one; otherwise, its
+    latest attempt. The column `stale` says whether that attempt's code or data differs from the
+    present, `unchecked` why that cannot be told; metrics are shown as the script declares them
+    today. In the experiment of another project all that needs the class of the settings (`kind`);
+    without it, nothing is compared.
 
     The table has the jobs that finished and those that diverged (column `diverged`), which have
     settings and costs but no results. Jobs that `jobs.py find` has run are left out. Settings have
@@ -73,6 +75,9 @@ def jobs(
     ConnectionError if the store cannot be read.
     """
     every = [job for job in stored_jobs.jobs(experiment) if identity.TAG not in job["tags"]]
+    with suppress(SettingsError):  # where there is no project
+        if not kind and experiment == experiment_name():
+            kind = identity.read(script).settings
     if kind:
         stored_jobs.name_all(every)
     of_script = [job for job in every if stored_jobs.script_of(job) == script]

@@ -44,10 +44,11 @@ def totals(attempt: Path) -> dict[str, float]:
 
 def as_lines(attempt: Path) -> list[dict[str, Any]]:
     """Return the totals as a line of the journal, under its last step; always the same line."""
-    logged = [line for line in _lines(attempt) if "step" in line]
+    timed = [line for line in _lines(attempt) if "time" in line]
     cost = totals(attempt)
-    if not logged or not cost:
+    if not timed or not cost:
         return []
+    logged = [line for line in timed if "step" in line] or [{**timed[-1], "step": 0}]
     step = max(line["step"] for line in logged)
     return [{"time": logged[-1]["time"], "step": step, "metrics": cost}]
 

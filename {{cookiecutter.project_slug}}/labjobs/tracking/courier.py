@@ -117,7 +117,8 @@ def main(trainer: int, measures: int) -> None:
         return  # the job ended before it began
     folder = Path(json.loads(line))
     try:
-        # For the courier of an earlier attempt.
+        if locks.held(folder / layout.COURIER_LOCK):
+            print(WAITS, file=sys.stderr, flush=True)
         with locks.waiting(folder / layout.COURIER_LOCK, remove=True):
             carry(folder, Meter(folder, trainer if measures else 0))
     except Elsewhere as error:
@@ -141,6 +142,9 @@ def _has_ended(folder: Path, seconds: float) -> bool:
 INTERVAL = 1.0  # seconds between two checks of the journal
 LONGEST = 10.0  # largest number of seconds between two attempts to reach an unavailable store
 DELIVERY = 120.0  # seconds that a courier keeps trying after its job has ended
+
+WAITS = "the process that sends the results of an earlier attempt is still at it"
+"""What a courier says that waits for that one, for DELIVERY if its store is away."""
 
 LIVE = 30.0  # seconds, at least, between two copies of a running job in other trackers
 SELDOM = 50.0  # times as long as the last one took: they take 2 % of a core at most
@@ -372,6 +376,8 @@ def _send(folder: Path) -> None:
             if not lock:
                 raise JobError("is running and uploads its results itself, or another sync does")
             held.enter_context(lock)
+            if locks.held(folder / layout.COURIER_LOCK):
+                leave(exit_status.DONE, f"job {folder.parent.name}: {WAITS}; waiting for it")
             held.enter_context(locks.waiting(folder / layout.COURIER_LOCK, remove=True))
             delivery = Delivery(folder)
         except (OSError, Damaged) as error:

@@ -13,6 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -27,12 +28,11 @@ from torch.optim import Optimizer
 from labjobs import layout
 from labjobs.data import trees
 from labjobs.distributed.collectives import Processes, gathered, is_divided, own
-from labjobs.errors import Diverged, JobError, first_line
+from labjobs.errors import Diverged, JobError, SettingsError, first_line
 from labjobs.files import shown, sync_folder, write
-from labjobs.job import attempts
+from labjobs.job import attempts, identity
 from labjobs.job.attempts import Evidence
-from labjobs.job.identity import restore
-from labjobs.job.journal import Damaged, Journal
+from labjobs.job.journal import Damaged, Journal, record_of
 from labjobs.job.terminal import log
 from labjobs.training.progress import Part
 
@@ -379,7 +379,8 @@ class Best(Generic[S]):
 
 
 def best_weights(job_id: str, kind: type[S], runs_root: Path | None = None) -> Best[S]:
-    """Return what a job kept as its best, on the CPU; its settings are of the given kind.
+    """Return what a job kept as its best, on the CPU; its settings are of the given kind, or of its
+    script's, if that is derived from it.
 
     Of several attempts it is the one with the present code and data, or else the last one that
     finished.
@@ -393,11 +394,20 @@ def best_weights(job_id: str, kind: type[S], runs_root: Path | None = None) -> B
     except Damaged as error:
         line = f"{shown(attempt / layout.BEST)} is damaged; --force makes the job start over"
         raise JobError(line) from error
-    settings = restore(kind, kept["settings"])
+    settings = identity.restore(_kind(attempt, kind), kept["settings"])
     attempts.refuse_input(job_id, evidence.change)
     if evidence.remark:
         warnings.warn(f"job {job_id}: {evidence.remark}", stacklevel=3)
     return Best(settings, kept["spec"], kept["models"], kept["metrics"])
+
+
+def _kind(attempt: Path, kind: type[S]) -> type[S]:
+    """The class of the settings of an attempt's script, if that is derived from the given one."""
+    script = record_of(attempt, layout.SETTINGS).get("script", identity.DEFAULT)
+    with suppress(SettingsError):  # a script that is gone
+        if issubclass(own := identity.read(script).settings, kind):
+            return own
+    return kind
 
 
 def attempt_to_load(job_id: str, runs_root: Path | None = None) -> tuple[Path, Evidence]:
@@ -407,7 +417,8 @@ def attempt_to_load(job_id: str, runs_root: Path | None = None) -> tuple[Path, E
     job = root / job_id
     found = [path for path in attempts.all_of(job) if (path / layout.BEST).exists()]
     if not job.is_dir():
-        raise JobError(f"{shown(job)}: there is no such job here; give the whole id")
+        cure = "; give the whole id" * any(root.glob(f"{job_id}*"))
+        raise JobError(f"{shown(job)}: there is no such job here{cure}")
     if not found:
         line = "a job that trains keeps them from its first evaluation on"
         raise JobError(f"{shown(job)}: no weights are kept; {line}")
