@@ -314,7 +314,7 @@ def test_damaged_records(jobs):
         (("list", "--by", "test_loss", "--test"), "--by test_loss: test results choose nothing"),
         (("list", "--where", "learning"), "--where learning: must look like 'lr>1e-3'"),
         (("list", "--where", "lrr>1"), "--where lrr>1: no such setting; did you mean lr?"),
-        (("list", "--where", "script=nope"), "script=nope: no job is of such a script; known: run"),
+        (("list", "--where", "script=nope"), "script=nope: none of these jobs has it; known: run"),
         (("list", "--where", "pretrained=no"), "--where pretrained=no: pretrained is on or off"),
         (
             ("list", "--where", "eval-every<9"),

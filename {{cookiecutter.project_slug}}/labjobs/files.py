@@ -146,6 +146,7 @@ ENGINE = Path(__file__).resolve().parent
 
 
 OF_PROJECT = ("settings.py", "pyproject.toml")
+"""What a folder of sys.path has if it is a project's."""
 
 
 def _code() -> Path:
@@ -180,8 +181,11 @@ PROJECT = Path(os.environ.get("PROJECT_FOLDER", CODE))
 
 
 class _Compiled(SourceFileLoader):
+    """Loads a module from its source: neither reads nor writes bytecode."""
+
     def path_stats(self, path: str) -> NoReturn:
-        raise OSError  # nothing to compare with bytecode, none of which is written either
+        """Say that nothing is known with which bytecode could be compared."""
+        raise OSError
 
 
 def _finder(path: str) -> FileFinder:
