@@ -20,14 +20,16 @@ def parents(name: str) -> list[str]:
 
 LIBRARIES = words(
     """
-    __future__ abc argparse array asyncio atexit base64 bisect builtins bz2 calendar cmath
-    collections concurrent contextlib contextvars copy csv ctypes dataclasses datetime decimal
-    difflib enum errno fcntl fileinput fnmatch fractions functools getpass glob gzip hashlib
-    heapq hmac html http importlib io itertools json locale logging lzma math mmap
-    multiprocessing numbers operator os pathlib pickle platform pprint pydoc_data queue random
-    re resource secrets select shelve shlex shutil signal socket sqlite3 stat statistics string
-    struct subprocess sys tarfile tempfile textwrap threading time timeit traceback types typing
-    typing_extensions unicodedata urllib uuid warnings weakref xml zipfile zlib PIL
+    __future__ abc argparse array asyncio atexit base64 binascii bisect builtins bz2 calendar
+    cmath codecs collections colorsys concurrent configparser contextlib contextvars copy csv
+    ctypes dataclasses datetime decimal difflib email enum errno fcntl filecmp fileinput fnmatch
+    fractions functools getpass glob graphlib gzip hashlib heapq hmac html http importlib io
+    ipaddress itertools json keyword locale logging lzma math mmap multiprocessing numbers
+    operator optparse os pathlib pickle platform pprint pydoc_data queue quopri random re
+    reprlib resource secrets select shelve shlex shutil signal socket sqlite3 stat statistics
+    string stringprep struct subprocess sys tarfile tempfile textwrap threading time timeit
+    tomllib traceback types typing typing_extensions unicodedata urllib uuid warnings wave
+    weakref xml zipfile zlib zoneinfo PIL
     albumentations bitsandbytes cv2 datasets diffusers einops faiss flash_attn fvcore gymnasium
     h5py huggingface_hub imageio jax kornia lmdb matplotlib monai mlflow netCDF4 networkx
     nibabel nltk numba numpy open_clip opt_einsum pandas peft polars psutil pyarrow pydicom

@@ -123,7 +123,7 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     """
     _check_rows(rows, jobs)
     every_job = tried(jobs)
-    by = [*rows] or _fitting(jobs, every_job)
+    by = [*dict.fromkeys(rows)] or _fitting(jobs, every_job)
     grid, (metrics, others) = _Grid(every_job, by), _metrics(jobs, shown)
     compared = {
         task: comparison.compare(
