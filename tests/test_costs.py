@@ -52,14 +52,21 @@ def test_the_hours_of_both_processes_add_up(killed):
     assert not {"gpu_hours", "peak_device_memory_gb"} & found.keys()
 
 
+FAILS = """
+    import time  # until the courier has seen it
+    while not [*job.runtime.runs_root.glob("*/*/sent.json")]:
+        time.sleep(0.05)
+    raise OSError("no data")
+"""
+
+
 @pytest.mark.full
 def test_a_job_that_failed_before_its_first_step_has_a_cost_too(fresh):
-    fresh.edit(
-        "run.py", "    splits = data.load(", '    raise OSError("no data")\n    splits = data.load('
-    )
+    begins = "    splits = data.load("
+    fresh.edit("run.py", begins, f"{FAILS.strip(chr(10))}\n{begins}")
     assert fresh.run("--quiet").returncode == 1
     (folder,) = fresh.root.glob("runs/*/*/")
-    assert float(str(dict(fresh.ask(LATEST, folder.parent.name))["cpu_hours"])) > 0
+    wait_until(lambda: "cpu_hours" in dict(fresh.ask(LATEST, folder.parent.name)))
 
 
 @pytest.mark.full

@@ -264,7 +264,7 @@ def test_diff_of_groups_has_intervals_over_seeds(fresh):
         fresh.do("python", "other.py", "--epochs", "1", "--batch-size", "256", "--lr", "1e-2")
     )
     said = one_line(jobs.do("diff", "lr=1e-3", "lr=1e-2,epochs=1"), 2)
-    assert said.endswith("jobs of other and run, which have other results; add script=other")
+    assert said.endswith("jobs of other and run, which have other results; compare those of one")
     assert jobs.json("diff", "lr=1e-3", "lr=1e-2,seed<3,script=run")["results"] == found["results"]
     said = one_line(jobs.do("diff", "lr=1e-3", "seed=0"), 2)
     assert said.startswith("jobs.py: lr=1e-3 and seed=0: both have ")
