@@ -471,7 +471,7 @@ def test_figures_that_are_not_drawn_do_not_stay(draw, store):
     record = (first.folder / "ranking.json").read_text()
     for name, by in (("own", "plot.py"), ("of-another", "plot_more.py")):
         (first.folder / f"{name}.json").write_text(
-            record.replace('"by": "plot.py"', f'"by": "{by}"')
+            record.replace('"program": "plot.py"', f'"program": "{by}"')
         )
         (first.folder / f"{name}.tex").write_text("")
     store.job("then", {"val_accuracy": [0.5]}, lr=0.1, **how)

@@ -433,7 +433,7 @@ def removed(jobs: Jobs) -> set[str]:
     return {Path(row["path"]).name for row in jobs.json("clean", "--dry-run")["removed"]}
 
 
-UNFIT = """
+NOTHING_MADE = """
 def none(jobs):
     jobs.drop(jobs.index, inplace=True)
 
@@ -453,7 +453,7 @@ def test_a_mistake_in_one_figure_leaves_out_that_one(jobs):
     project = jobs.project
     first = "    shown = comparison.compare(jobs, 6, 6, metric"
     project.edit("plot.py", first, f"    jobs['test_loss'] += 7\n    jobs['mistaken']\n{first}")
-    project.edit("plot.py", "FIGURES = {\n", UNFIT)
+    project.edit("plot.py", "FIGURES = {\n", NOTHING_MADE)
     drawn = project.do("python", "plot.py", "--format", "png")
     assert drawn.returncode == 1
     assert "left out none: none() must return a figure and its caption, not None" in drawn.stderr

@@ -10,17 +10,8 @@ import sys
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib.machinery import (
-    BYTECODE_SUFFIXES,
-    EXTENSION_SUFFIXES,
-    SOURCE_SUFFIXES,
-    ExtensionFileLoader,
-    FileFinder,
-    SourceFileLoader,
-    SourcelessFileLoader,
-)
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 SEAL = b',\n  "crc": "%08x"\n}\n'  # ends a record; the end of a journal's line has no line break
@@ -173,33 +164,6 @@ if sys.flags.safe_path and str(CODE) not in sys.path:  # by PYTHONSAFEPATH, pyth
 
 PROJECT = Path(os.environ.get("PROJECT_FOLDER", CODE))
 """The project's folder: runs, data and the default tracking store lie in it."""
-
-
-# The project's modules are compiled each time. Python takes a module's bytecode for current if the
-# file's size and the second of its time are the same (docs.python.org, cached bytecode), as they
-# are of a file that `cp -p` or rsync has replaced: then other code would run than is recorded.
-
-
-class _Compiled(SourceFileLoader):
-    """Loads a module from its source: neither reads nor writes bytecode."""
-
-    def path_stats(self, path: str) -> NoReturn:
-        """Say that nothing is known with which bytecode could be compared."""
-        raise OSError
-
-
-def _finder(path: str) -> FileFinder:
-    """What finds modules in a folder of the project. Raises ImportError for other folders."""
-    is_own = f"{path}/".startswith(f"{CODE}/") and "/site-packages" not in path
-    is_other = f"{path}/".startswith((f"{ENGINE}/", f"{sys.prefix}/"))
-    if not is_own or is_other or not os.path.isdir(path):
-        raise ImportError
-    kinds = (ExtensionFileLoader, EXTENSION_SUFFIXES), (_Compiled, SOURCE_SUFFIXES)
-    return FileFinder(path, *kinds, (SourcelessFileLoader, BYTECODE_SUFFIXES))
-
-
-sys.path_hooks.insert(0, _finder)
-sys.path_importer_cache.pop(str(CODE), None)
 
 
 def portable(path: Path) -> str:

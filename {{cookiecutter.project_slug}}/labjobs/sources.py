@@ -1,14 +1,25 @@
-"""Lines of the student's source code, and what pyproject.toml says about it."""
+"""The student's source code: its lines, what pyproject.toml says of it, and that it is what runs."""
 
 import ast
+import os
 import re
+import sys
 import tomllib
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from labjobs.errors import JobError, SettingsError, cause
 from labjobs.files import CODE, ENGINE
@@ -35,14 +46,43 @@ def place(file: str, line: int) -> Place:
 def is_students(file: str) -> bool:
     """Return whether a file is the student's: in the project, not the engine's, not installed."""
     path = resolved(file)
-    inside = path.is_relative_to(CODE) and path.is_file()
-    return inside and not path.is_relative_to(ENGINE) and "site-packages" not in path.parts
+    return path.is_file() and _is_own(path)
+
+
+def _is_own(path: Path) -> bool:
+    inside = path.is_relative_to(CODE) and not path.is_relative_to(ENGINE)
+    return inside and "site-packages" not in path.parts
 
 
 @cache
 def resolved(file: str) -> Path:
     """Return a file's path without links, as CODE is."""
     return Path(file).resolve()
+
+
+# The project's modules are compiled each time. Python takes a module's bytecode for current if the
+# file's size and the second of its time are the same (docs.python.org, cached bytecode), as they
+# are of a file that `cp -p` or rsync has replaced: then other code would run than is recorded.
+
+
+class _Compiled(SourceFileLoader):
+    """Loads a module from its source: neither reads nor writes bytecode."""
+
+    def path_stats(self, path: str) -> NoReturn:
+        """Say that nothing is known with which bytecode could be compared."""
+        raise OSError
+
+
+def _finder(folder: str) -> FileFinder:
+    """What finds modules in a folder of the project. Raises ImportError for all other paths."""
+    if not (os.path.isdir(folder) and _is_own(Path(folder))):
+        raise ImportError
+    kinds = (ExtensionFileLoader, EXTENSION_SUFFIXES), (_Compiled, SOURCE_SUFFIXES)
+    return FileFinder(folder, *kinds, (SourcelessFileLoader, BYTECODE_SUFFIXES))
+
+
+sys.path_hooks.insert(0, _finder)
+sys.path_importer_cache.pop(str(CODE), None)
 
 
 def reached(error: BaseException) -> Place | None:

@@ -321,7 +321,7 @@ def compare(
             first = next(iter(of_cell.values()))
             best[cell] = str(values[first.index[0]])
             kept += [*first["job_id"]]
-            counts.append(len(of_cell) + _stopped(alike, by, rest))
+            counts.append(len(of_cell) + _count_stopped(alike, by, rest))
         jobs = jobs[jobs["job_id"].isin(kept)]
         if max(counts) > 1:
             among = groups.between(counts)
@@ -336,7 +336,7 @@ def compare(
     return Comparison(jobs, metric, parts, [*along], ranked_by, chosen, among)
 
 
-def _stopped(alike: pd.DataFrame, by: Sequence[str], rest: Sequence[str]) -> int:
+def _count_stopped(alike: pd.DataFrame, by: Sequence[str], rest: Sequence[str]) -> int:
     """How many further values of the settings `rest` were tried with these values of `by`, in jobs
     that halving has stopped by their validation results."""
 

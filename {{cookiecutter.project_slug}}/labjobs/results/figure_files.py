@@ -117,7 +117,7 @@ def _draw(fig: "Figure", path: Path, about: dict[str, Any], file: BinaryIO) -> N
 
 
 def put_aside(
-    out: Path, what: str, by: str, written: Collection[Path], kinds: Collection[str]
+    out: Path, what: str, program: str, written: Collection[Path], kinds: Collection[str]
 ) -> list[str]:
     """Move the files of each `figure`, or `table`, that a program has written, but not this time,
     to a folder `old`; return what these files were called. A document must not show what other jobs
@@ -126,7 +126,7 @@ def put_aside(
     for record in sorted(out.glob("*.json")):
         with suppress(SettingsError, OSError):
             about = read(record)
-            if what not in about or about.get("by") != by:
+            if what not in about or about.get("program") != program:
                 continue
             for kind in kinds:
                 path = out / f"{record.stem}.{kind}"

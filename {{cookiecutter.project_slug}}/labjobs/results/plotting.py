@@ -168,6 +168,10 @@ class _Found:
         return f" Left out: {counted(len(others), 'job')} with another {named}." * bool(len(others))
 
 
+class NothingMade(Exception):
+    """A function of the project has made no figure, or no table, with a caption."""
+
+
 class _Pages:
     """What is written to the folders of figures and tables, and what is left out and why."""
 
@@ -184,9 +188,9 @@ class _Pages:
         try:
             with warnings.catch_warnings(action="ignore", category=UserWarning):
                 yield  # missing characters: the print check names them
-        except (NoResults, JobError, Unfit) as error:
+        except (NoResults, JobError, NothingMade) as error:
             self._left_out.setdefault(str(error), []).append(stem)
-            self._right += [False] * isinstance(error, Unfit)
+            self._right += [False] * isinstance(error, NothingMade)
         except Exception as error:
             if not fault(error):
                 raise
@@ -334,23 +338,19 @@ def _write(
         pages.files += [path, record]
 
 
-class Unfit(Exception):
-    """A function of the project has made no figure, or no table, with a caption."""
-
-
 def _made(make: Callable[[pd.DataFrame], Any], jobs: pd.DataFrame, kind: type[Any]) -> Any:
     """What a function of the project makes of the jobs, which may change them: those after it have
-    them as they were. Raises Unfit."""
+    them as they were. Raises NothingMade."""
     name = getattr(make, "__name__", "the function")
     try:
         made = make(jobs.copy())
     except SystemExit as error:
-        raise Unfit(f"{name}() ends plot.py") from error
+        raise NothingMade(f"{name}() ends plot.py") from error
     match made:
         case (figure, str()) if isinstance(figure, kind):
             return made
     what = kind.__name__.lower()
-    raise Unfit(f"{name}() must return a {what} and its caption, not {made!r:.60}")
+    raise NothingMade(f"{name}() must return a {what} and its caption, not {made!r:.60}")
 
 
 def _provenance(jobs: pd.DataFrame) -> dict[str, Any]:
@@ -358,7 +358,7 @@ def _provenance(jobs: pd.DataFrame) -> dict[str, Any]:
     were audited."""
     audited = tables.audits(jobs)
     about = figure_files.provenance(jobs) | ({"audited": audited} if audited else {})
-    return about | {"by": Path(sys.argv[0]).name}
+    return about | {"program": Path(sys.argv[0]).name}
 
 
 def _write_page(pages: _Pages, found: _Found) -> None:

@@ -96,11 +96,8 @@ class Starter:
         imported, the server of the jobs imports too."""
         words = ("-m", "labjobs.sweeps.starter", str(sweep))
         status = LOST
-        with open(os.devnull, "r+b", buffering=0) as nothing:
-            if self._couriers:  # one without a job makes the store, so that no job waits for it
-                none = ("-m", courier.__name__, str(os.getpid()), "0")
-                streams = (nothing.fileno(),) * 3
-                fork_server.start(self._couriers, none, self._code, streams, env=self._env)
+        self._make_store()
+        with open(os.devnull, "rb") as nothing:
             streams = (nothing.fileno(), 1, 2)
             while status == LOST:  # and so is the server; the next try starts cold
                 check = fork_server.start(
@@ -110,6 +107,14 @@ class Starter:
         if self._jobs and not status:
             fork_server.teach(self._jobs, files.read_json(sweep / layout.CHECKED)["modules"])
         return status
+
+    def _make_store(self) -> None:
+        """Have a courier without a job make the store, so that no job waits for it."""
+        if self._couriers:
+            words = ("-m", courier.__name__, str(os.getpid()), "0")
+            with open(os.devnull, "r+b", buffering=0) as nothing:
+                streams = (nothing.fileno(),) * 3
+                fork_server.start(self._couriers, words, self._code, streams, env=self._env)
 
 
 PAUSE = 0.05  # seconds between two checks of a job

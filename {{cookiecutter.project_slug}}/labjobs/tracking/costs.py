@@ -44,13 +44,12 @@ def totals(attempt: Path) -> dict[str, float]:
 
 def as_lines(attempt: Path) -> list[dict[str, Any]]:
     """Return the totals as a line of the journal, under its last step; always the same line."""
-    timed = [line for line in _lines(attempt) if "time" in line]
-    cost = totals(attempt)
-    if not timed or not cost:
+    lines, cost = [line for line in _lines(attempt) if "time" in line], totals(attempt)
+    if not lines or not cost:
         return []
-    logged = [line for line in timed if "step" in line] or [{**timed[-1], "step": 0}]
-    step = max(line["step"] for line in logged)
-    return [{"time": logged[-1]["time"], "step": step, "metrics": cost}]
+    steps = [line for line in lines if "step" in line]  # none, of a job that failed before
+    step = max((line["step"] for line in steps), default=0)
+    return [{"time": (steps or lines)[-1]["time"], "step": step, "metrics": cost}]
 
 
 def seen(attempt: Path) -> dict[str, Reading]:

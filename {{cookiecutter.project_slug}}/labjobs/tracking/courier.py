@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from weakref import finalize
 
@@ -117,9 +117,7 @@ def main(trainer: int, measures: int) -> None:
         return  # the job ended before it began
     folder = Path(json.loads(line))
     try:
-        if locks.held(folder / layout.COURIER_LOCK):
-            print(WAITS, file=sys.stderr, flush=True)
-        with locks.waiting(folder / layout.COURIER_LOCK, remove=True):
+        with _in_turn(folder):
             carry(folder, Meter(folder, trainer if measures else 0))
     except Elsewhere as error:
         if not _has_ended(folder, 0):
@@ -128,6 +126,16 @@ def main(trainer: int, measures: int) -> None:
         sys.exit(exit_status.ELSEWHERE)
     except (OSError, JobError) as error:  # of the job's own files, or of copies
         sys.exit(cause(error))
+
+
+def _in_turn(folder: Path) -> AbstractContextManager[None]:
+    """Hold the lock of an attempt's couriers, once the earlier ones have ended; say so if one is
+    there. While its store is away, that takes up to DELIVERY seconds."""
+    lock = folder / layout.COURIER_LOCK
+    if locks.held(lock):
+        line = "an earlier process is still sending its results"
+        print(f"job {folder.parent.name}: {line}", file=sys.stderr, flush=True)
+    return locks.waiting(lock, remove=True)
 
 
 def _has_ended(folder: Path, seconds: float) -> bool:
@@ -142,9 +150,6 @@ def _has_ended(folder: Path, seconds: float) -> bool:
 INTERVAL = 1.0  # seconds between two checks of the journal
 LONGEST = 10.0  # largest number of seconds between two attempts to reach an unavailable store
 DELIVERY = 120.0  # seconds that a courier keeps trying after its job has ended
-
-WAITS = "the process that sends the results of an earlier attempt is still at it"
-"""What a courier says that waits for that one, for DELIVERY if its store is away."""
 
 LIVE = 30.0  # seconds, at least, between two copies of a running job in other trackers
 SELDOM = 50.0  # times as long as the last one took: they take 2 % of a core at most
@@ -376,9 +381,7 @@ def _send(folder: Path) -> None:
             if not lock:
                 raise JobError("is running and uploads its results itself, or another sync does")
             held.enter_context(lock)
-            if locks.held(folder / layout.COURIER_LOCK):
-                leave(exit_status.DONE, f"job {folder.parent.name}: {WAITS}; waiting for it")
-            held.enter_context(locks.waiting(folder / layout.COURIER_LOCK, remove=True))
+            held.enter_context(_in_turn(folder))
             delivery = Delivery(folder)
         except (OSError, Damaged) as error:
             raise JobError(f"cannot be sent: {cause(error)}") from error
