@@ -1,4 +1,4 @@
-"""The student's source code: its lines, what pyproject.toml says of it, and that it is what runs."""
+"""The student's source: its lines, what pyproject.toml says of it, and that it is what runs."""
 
 import ast
 import os
