@@ -10,6 +10,7 @@ from labjobs import machine
 from labjobs.devices import Precision
 from labjobs.training import compilation
 from labjobs.training.compilation import Prepared
+from labjobs.training.meters import Means
 from torch import Tensor
 from torch._inductor import config
 from toy import STEPS, Loop, forward
@@ -223,3 +224,16 @@ def test_auto_compiles_nothing_on_a_cpu(toy, graphs, monkeypatch):
     monkeypatch.setattr(compilation, "WORTH", 0.0)
     toy.done()
     assert graphs == []
+
+
+def test_what_the_loop_replaces_is_logged_as_it_is_then(graphs):
+    """Not by the sum that compiled code made of the value before."""
+    prepared = Prepared(of_texts, Precision("fp32", torch.device("cpu")), compile="on")
+    _, measured = prepared(torch.nn.EmbeddingBag(20, 3), texts(8, 5), None)
+    twos = torch.full((8,), 2.0)
+    both = measured | {"loss": twos}
+    measured["loss"] = twos
+    for replaced in (both, measured):
+        means = Means()
+        means.add(replaced)
+        assert means.read() == {"loss": 2.0}

@@ -64,16 +64,22 @@ class Sum(NamedTuple):
 
 
 class Measured(dict[str, Any]):
-    """What a function measured, by name; with the `sums` that compiled code made with it."""
+    """What a function measured, by name; with the sums that compiled code made of it, each beside
+    the value that it is of."""
 
-    def __init__(self, values: Mapping[str, Any], sums: Mapping[str, Sum]) -> None:
+    def __init__(self, values: Mapping[str, Any], made: Mapping[str, tuple[Any, Sum]]) -> None:
         super().__init__(values)
-        self.sums = dict(sums)
+        self._made = made
+
+    @property
+    def sums(self) -> dict[str, Sum]:
+        """The sums that were made, but for values that have been replaced since."""
+        return {name: each for name, (of, each) in self._made.items() if self.get(name) is of}
 
     def __or__(self, other: Mapping[str, Any], /) -> "Measured":  # type: ignore[override]
         """Return both together."""
-        made = other.sums if isinstance(other, Measured) else {}
-        return Measured({**self, **other}, {**self.sums, **made})
+        made = other._made if isinstance(other, Measured) else {}
+        return Measured({**self, **other}, {**self._made, **made})
 
 
 def sums_of(measured: Mapping[str, Any]) -> dict[str, Sum]:
