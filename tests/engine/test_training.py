@@ -8,7 +8,7 @@ import torch
 from labjobs.devices import GlobalStreams
 from labjobs.errors import JobError
 from labjobs.settings import Metric
-from labjobs.training import progress
+from labjobs.training import compilation, progress
 from labjobs.training.optim import EMA, EarlyStopping, clip_gradients
 from torch import nn
 
@@ -120,3 +120,18 @@ def test_gradients_of_several_types_are_cut_as_by_torch(limit):
     for mine, theirs in zip(ours, torchs, strict=True):
         assert mine.grad.dtype == theirs.grad.dtype
         torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_a_schedule_in_a_step_that_could_be_a_graph_goes_on_without_one():
+    """As with --graph off, which is what a job is told to add for it."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    def step(_batch):
+        optimizer.step()
+        schedule.step()
+
+    take = compilation.rounded_rates(step, {"optimizer": optimizer})
+    for _ in range(2):
+        take(None)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.025)

@@ -570,11 +570,13 @@ def rounded_rates(step: Step, parts: Mapping[str, Any]) -> Step:
     def run(batch: Any) -> None:
         """Take the step with rounded rates, and put the others back."""
         rates = [group["lr"] for group in groups]
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate if isinstance(rate, Tensor) else float(np.float32(rate))
-        step(batch)
-        for group, rate in zip(groups, rates, strict=True):
+        rounded = [each if isinstance(each, Tensor) else float(np.float32(each)) for each in rates]
+        for group, rate in zip(groups, rounded, strict=True):
             group["lr"] = rate
+        step(batch)
+        for group, rate, taken in zip(groups, rates, rounded, strict=True):
+            if group["lr"] is taken:  # or else a schedule has set another one in the step
+                group["lr"] = rate
 
     return run
 
