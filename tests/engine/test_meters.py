@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from labjobs import layout
+from labjobs.distributed.collectives import Processes
 from labjobs.errors import Diverged, JobError
 from labjobs.job import journal
 from labjobs.job.journal import Journal
@@ -23,7 +24,7 @@ class Training:
 
     def __init__(self, folder: Path, every: int | str = 1, steps: int | None = 100) -> None:
         self.path = folder / layout.JOURNAL
-        self.meter = TrainMeter(Journal(folder, every), CPU, DECLARED)
+        self.meter = TrainMeter(Journal(folder, every), CPU, DECLARED, Processes())
         self.meter.choose_spacing(steps)
         self.step = 0
 

@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -198,28 +197,24 @@ Shapes = dict[str, list[Shape]]  # the shapes of the first batch, to "train" and
 
 
 class UsualShapes:
-    """Those of each prepared function, in the order in which they were prepared. Checkpoints hold
-    them, since a process may begin with an epoch's smaller last batch. Several processes have
-    slices of their own."""
+    """Those of each prepared function, `of` its number in the order in which they were prepared.
+    Checkpoints hold them, since a process may begin with an epoch's smaller last batch. Several
+    processes have slices of their own."""
 
     def __init__(self, processes: Processes) -> None:
-        self._processes, self._numbers = processes, count()
-        self._known = defaultdict[int, Shapes](dict)  # by the number of the function
-
-    def of_next(self) -> Shapes:
-        """Return those of the function that is prepared next."""
-        return self._known[next(self._numbers)]
+        self._processes = processes
+        self.of = defaultdict[int, Shapes](dict)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is known in each process."""
-        return {"processes": self._processes.everyones([*self._known.values()])}
+        return {"processes": self._processes.everyones([*self.of.values()])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, if there are as many processes as there were."""
         everyones, rank = state["processes"], self._processes.rank
         if len(everyones) == rank.size:
             for number, shapes in enumerate(everyones[rank.number]):
-                self._known[number].update(shapes)
+                self.of[number].update(shapes)
 
 
 class Prepared:
@@ -314,6 +309,9 @@ def region(forward: Function) -> Region:
 
 LOOK = 0.1  # seconds after which a wait for a result checks for a signal
 
+Evaluation = Callable[[nn.Module], Any]
+State = dict[str, Any]
+
 
 class Background:
     """The calls of one function in a thread, one after another, on a copy of a model's weights."""
@@ -323,13 +321,13 @@ class Background:
         self.compiles = False  # whether calls may compile
         self._thread = ThreadPoolExecutor(1, "background", devices.in_thread, initargs=(device,))
         self._copy: nn.Module | None = None  # of the model, used on a stream of its own
-        self._pending: list[tuple[dict[str, Any], nn.Module, Future[Any]]] = []  # one at most
-        self._restored: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._pending: list[tuple[State, nn.Module, Future[Any]]] = []  # one at most
+        self._restored: list[tuple[State, State]] = []
         self._begun = -1
 
     def results(
-        self, function: Callable[[nn.Module], Any], model: nn.Module, at: dict[str, Any], last: bool
-    ) -> Iterator[tuple[dict[str, Any], Any, nn.Module]]:
+        self, function: Evaluation, model: nn.Module, at: State, last: bool
+    ) -> Iterator[tuple[State, Any, nn.Module]]:
         """Yield what is due, as (when it was asked for, result, weights), and begin the next call.
 
         `at` has the `step` at which it is asked for. The weights change after they were yielded.
@@ -345,12 +343,12 @@ class Background:
         if last:
             yield from self._finished()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the weights whose results are still missing."""
         pending = [(at, copy.state_dict()) for at, copy, _ in self._pending]
         return {"begun": self._begun, "pending": pending or self._restored}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Have the function called for these weights again, when it is known."""
         self._begun, self._restored = state["begun"], state["pending"]
 
@@ -359,7 +357,7 @@ class Background:
         self._thread.shutdown(cancel_futures=True)
         self._pending.clear()
 
-    def _finished(self) -> Iterator[tuple[dict[str, Any], Any, nn.Module]]:
+    def _finished(self) -> Iterator[tuple[State, Any, nn.Module]]:
         for at, copy, result in self._pending:
             found = self._wait(result)
             self._pending = []
@@ -371,13 +369,7 @@ class Background:
             self._check()
         return result.result()
 
-    def _submit(
-        self,
-        function: Callable[[nn.Module], Any],
-        model: nn.Module,
-        weights: dict[str, Any],
-        at: dict[str, Any],
-    ) -> None:
+    def _submit(self, function: Evaluation, model: nn.Module, weights: State, at: State) -> None:
         first = self._copy is None
         if self._copy is None:
             self._copy, self._stream = deepcopy(model), devices.SideStream(self._device)
@@ -388,7 +380,7 @@ class Background:
         if first and self.compiles:
             self._wait(result)
 
-    def _call(self, function: Callable[[nn.Module], Any], model: nn.Module) -> Any:
+    def _call(self, function: Evaluation, model: nn.Module) -> Any:
         with self._stream:
             result = function(model)
         self._stream.synchronize()  # the result may be tensors, and is read on another stream
@@ -428,23 +420,37 @@ class GraphedStep:
         self._weights = [weight for model in models for weight in model.parameters()]
         self._groups = _groups(parts)
         self._rates = [torch.zeros((), device=device) for _ in self._groups]
-        self._form: Any = None
+        self._form: Any = None  # of the last step that ran as it is
         self._alike = 0
-        self._graph: _Graph | None = None
         self.recording = False
+        # Of the graph, once there is one: what it reads, and what it measures.
+        self._graph: Any = None
+        self._form_of_graph: Any = None
+        self._batch: Any = None
+        self._measured: list[NamedSum] = []
+        self._sums: Tensor | None = None
 
     def __call__(self, batch: Any) -> None:
         """Take a step. Raises JobError, with the line, for what cannot be recorded."""
         form = self._form_of(batch)
-        if not (self._graph and form == self._graph.form):
+        if form != self._form_of_graph:
             self._alike = self._alike + 1 if form == self._form else 1
             self._form = form
             if self._alike <= ALIKE:
                 self._take(batch)
                 return
-            self._graph = self._recorded(batch, form)
+            self._record(batch)
+            self._form_of_graph = form
         self._alike = 0  # the smaller last batches of several epochs are not in a row
-        self._graph.replay(batch, self._set_rates)
+        for mine, given in zip(trees.leaves(self._batch), trees.leaves(batch), strict=True):
+            if isinstance(mine, Tensor):
+                mine.copy_(given, non_blocking=True)
+        self._set_rates()
+        self._graph.replay()
+        if self._sums is not None:
+            values = iter(self._sums.clone().unbind())
+            for name, each in self._measured:
+                self._meter.add_sum(name, each.filled(values))
 
     def _take(self, batch: Any) -> None:
         """Take a step as it is, on the stream that is recorded later: the nodes in which gradients
@@ -458,9 +464,7 @@ class GraphedStep:
     def _form_of(self, batch: Any) -> Any:
         """All that a graph depends on, beside the numbers in memory and the code."""
         leaves = [_form_of_leaf(each) for each in trees.leaves(batch)]
-        options = [
-            value for group in self._groups for key, value in group.items() if key in OPTIONS
-        ]
+        options = [group.get(key) for group in self._groups for key in OPTIONS]
         modes = [module.training for module in self._modules]
         return leaves, options, modes, [weight.requires_grad for weight in self._weights]
 
@@ -486,16 +490,17 @@ class GraphedStep:
             for group, own in zip(self._groups, before, strict=True):
                 group |= own
 
-    def _recorded(self, batch: Any, form: Any) -> "_Graph":
+    def _record(self, batch: Any) -> None:
         """Record a step; nothing is computed."""
         for part in self._parts.values():
             if isinstance(part, EMA):
                 part.count_on(self._device)
         before = self._on_the_host()
+        self._batch = trees.mapped(lambda e: e.clone() if isinstance(e, Tensor) else e, batch)
         self.recording = True
         try:
             with self._rates_as_tensors():
-                graph = _Graph(form, batch, self._step, self._stream, self._meter)
+                self._graph = devices.recorded(self._take_and_sum, self._stream)
         except Exception as error:
             at = sources.reached(error) or "the step"
             raise JobError(
@@ -510,46 +515,19 @@ class GraphedStep:
                     "so outside of the step, or add --graph off"
                 )
         log.info("the optimizer step is one CUDA graph from here on")
-        return graph
+
+    def _take_and_sum(self) -> None:
+        with self._meter.adding(in_graph=True) as added:
+            self._step(self._batch)
+        self._measured = [(name, summed(each)) for name, each in added]
+        tensors = [part for _, each in self._measured for part in each.tensors]
+        wider = [each.to(wide(each.device)) for each in tensors]
+        self._sums = torch.stack(wider) if wider else None
 
     def _on_the_host(self) -> dict[str, Any]:
         """What Python would change in a step, and a graph does not."""
         states = {f"`{name}`": _plain(part) for name, part in self._parts.items()}
         return {"random numbers": devices.host_numbers(), **states}
-
-
-class _Graph:
-    """A recorded step, with the memory that it reads its batch from."""
-
-    def __init__(
-        self, form: Any, batch: Any, step: Step, stream: devices.SideStream, meter: TrainMeter
-    ) -> None:
-        self.form = form
-        self._meter = meter
-        self._batch = trees.mapped(lambda e: e.clone() if isinstance(e, Tensor) else e, batch)
-        self._measured: list[NamedSum] = []
-        self._sums: Tensor | None = None
-        self._graph = devices.recorded(lambda: self._run(step), stream)
-
-    def _run(self, step: Step) -> None:
-        with self._meter.adding(in_graph=True) as added:
-            step(self._batch)
-        self._measured = [(name, summed(each)) for name, each in added]
-        tensors = [part for _, each in self._measured for part in each.tensors]
-        if tensors:
-            self._sums = torch.stack([each.to(wide(each.device)) for each in tensors])
-
-    def replay(self, batch: Any, prepare: Callable[[], None]) -> None:
-        """Take the step with another batch."""
-        for mine, given in zip(trees.leaves(self._batch), trees.leaves(batch), strict=True):
-            if isinstance(mine, Tensor):
-                mine.copy_(given, non_blocking=True)
-        prepare()
-        self._graph.replay()
-        if self._sums is not None:
-            values = iter(self._sums.clone().unbind())
-            for name, each in self._measured:
-                self._meter.add_sum(name, each.filled(values))
 
 
 def _form_of_leaf(leaf: Any) -> Any:

@@ -35,16 +35,8 @@ from labjobs.data.splits import groups_of
 from labjobs.devices import FORMATS, GlobalStreams, Precision
 from labjobs.distributed.collectives import Processes, is_divided, own
 from labjobs.errors import Diverged, JobError, SettingsError, few
-from labjobs.job import attempts, data_evidence
+from labjobs.job import attempts, data_evidence, identity
 from labjobs.job.folder import JobFolder
-from labjobs.job.identity import (
-    FIND_BATCH_SIZE,
-    FIND_NOISE_SCALE,
-    FIND_WORKERS,
-    LENGTH,
-    identity,
-    purpose,
-)
 from labjobs.job.terminal import Interrupted, Paused, counted, log
 from labjobs.settings import Span
 from labjobs.training import checkpoints, compilation, outputs, probes
@@ -72,15 +64,10 @@ NOT_RESUMED = "call job.resume(…) first, with everything that has a state"
 class Job(Generic[S]):
     """One job, with its `settings`, its `runtime` flags and its `device`."""
 
-    settings: S
-    _random: GlobalStreams
-    _meter: TrainMeter
     _state: TrainingState | None = None
     _parts: Mapping[str, Part] = {}  # what job.resume() was given
     _shared_gradients: SharedGradients | None = None
     _open_stream: Iterator[tuple[Any, int]] | None = None
-    _streamed: Batches | None
-    _compiled_graphs = False  # whether compiled code records CUDA graphs
     _graphed: GraphedStep | None = None
     _in_interval = False  # whether the body of job.epochs() runs
     _logged = False  # whether this interval's evaluation was logged
@@ -134,13 +121,13 @@ class Job(Generic[S]):
         threads = {"threads": str(torch.get_num_threads())}
         journal.tags(devices.tags(self.device) | threads)
         self._compare_with_before()
-        running = purpose()  # `jobs.py find` runs jobs too
+        running = identity.purpose()  # `jobs.py find` runs jobs too
         if steps := self.runtime.profile:
             where = self._folder.path, self.device
             self._watcher = Profile(steps, *where, journal.files, self._prepared)
-        elif running in (FIND_BATCH_SIZE, FIND_WORKERS):
+        elif running in (identity.FIND_BATCH_SIZE, identity.FIND_WORKERS):
             self._watcher = Pace(self.device, journal, lambda: self.step)
-        elif running == FIND_NOISE_SCALE:
+        elif running == identity.FIND_NOISE_SCALE:
             self._watcher = NoiseScale(lambda: [*self._parts.values()], self.log)
 
     # Before the loop: data, models, forward functions.
@@ -211,7 +198,7 @@ class Job(Generic[S]):
         if compile == "auto" and self.device.type != "cuda":
             compile = "off"
         self._background.compiles |= compile != "off"
-        shapes = self._shapes.of_next()
+        shapes = self._shapes.of[len(self._prepared)]
         self._prepared.append(Prepared(forward, chosen, compile, shapes, self._compiling_pays))
         return cast(F, self._prepared[-1])
 
@@ -276,17 +263,13 @@ class Job(Generic[S]):
         models = [part for part in training.values() if isinstance(part, nn.Module)]
         shard = bool(several and runtime.shard)
         if shard and any(not is_divided(weight) for each in models for weight in each.parameters()):
-            raise JobError(
-                "--shard: run.py has to call job.init(…) with each model before its optimizer is "
-                "made"
-            )
+            line = "run.py has to call job.init(…) with each model before its optimizer is made"
+            raise JobError(f"--shard: {line}")
         self._random.separate()
         folder.interruption.hold()
         folder.interruption.ends_waits = not several  # which stop together
-        self._compiled_graphs = compilation.graphs(runtime.compile, self.device)
-        self._meter = TrainMeter(
-            folder.journal, self.device, folder.metrics, self._compiled_graphs, self._processes
-        )
+        self._meter = TrainMeter(folder.journal, self.device, folder.metrics, self._processes)
+        self._meter.graphs = compilation.graphs(runtime.compile, self.device)
         attempt, minutes = self._shared or folder.path, runtime.checkpoint_minutes
         parts: dict[str, Part] = {
             **training,
@@ -327,7 +310,7 @@ class Job(Generic[S]):
             if self.runtime.graph == "on":
                 raise SettingsError("--graph on: needs a CUDA GPU and a job of one process")
             return compilation.rounded_rates(step, self._parts)
-        if self._compiled_graphs:
+        if self._meter.graphs:
             raise SettingsError(
                 f"--compile {self.runtime.compile}: records CUDA graphs of its own; use on, or "
                 "max-autotune-no-cudagraphs, or --graph off"
@@ -375,7 +358,7 @@ class Job(Generic[S]):
         while position.step < end:
             measuring = length.measuring
             batch, size = next(stream)
-            if self._compiled_graphs:
+            if self._meter.graphs:
                 # what compiled code returned so far may be written over
                 torch.compiler.cudagraph_mark_step_begin()
             yield batch
@@ -458,7 +441,7 @@ class Job(Generic[S]):
         content = {
             "schema": 1,
             "id": self._folder.id,
-            "settings": identity(self._folder.settings),
+            "settings": identity.identity(self._folder.settings),
             "spec": self._spec,
             **(self._at or self._now()),
             "metrics": numbers(metrics),
@@ -853,7 +836,7 @@ class Job(Generic[S]):
         its length is not known. It depends on the settings alone, so it is the same when the job
         goes on, and in the jobs with which `find` measures for it."""
         length = self._length
-        if given := os.environ.get(LENGTH):  # of the job that this one measures for
+        if given := os.environ.get(identity.LENGTH):  # of the job that this one measures for
             length = length.of(SimpleNamespace(**json.loads(given)))
         if (steps := length.expected) is None:
             return None

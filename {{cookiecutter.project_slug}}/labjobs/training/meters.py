@@ -8,7 +8,7 @@ holds finite weights only (checkpoints.py).
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import chain
@@ -25,6 +25,7 @@ from labjobs.errors import Diverged, JobError, first_line
 from labjobs.job.journal import Journal, now
 from labjobs.job.terminal import log
 from labjobs.settings import Metric, is_name, outside
+from labjobs.training.progress import Stateful
 
 # What a forward pass measures, and means of it that stay on the device.
 #
@@ -43,9 +44,7 @@ class Sum(NamedTuple):
     @property
     def tensors(self) -> list[Tensor]:
         """The parts that are tensors."""
-        numerator, weight = self
-        found = [numerator] if isinstance(numerator, Tensor) else []
-        return [*found, weight] if isinstance(weight, Tensor) else found
+        return [part for part in self if isinstance(part, Tensor)]
 
     @property
     def was_changed(self) -> bool:
@@ -57,10 +56,8 @@ class Sum(NamedTuple):
 
     def filled(self, values: Iterator[Any]) -> "Sum":
         """Return a sum with other values, tensors or numbers, in place of its tensors."""
-        numerator, weight = self
-        if isinstance(numerator, Tensor):
-            numerator = next(values)
-        return Sum(numerator, next(values) if isinstance(weight, Tensor) else weight)
+        parts: list[Any] = [next(values) if isinstance(part, Tensor) else part for part in self]
+        return Sum(*parts)
 
 
 class Measured(dict[str, Any]):
@@ -100,10 +97,8 @@ def sum_of(value: Any) -> Sum:
             return Sum(numerator.detach(), denominator.detach())
         if isinstance(numerator, Tensor) and isinstance(denominator, int):
             return Sum(numerator.detach(), denominator)
-    kind = type(value).__name__
-    raise JobError(
-        f"a measurement is a tensor, a number or a pair (numerator, denominator), not a {kind}"
-    )
+    wanted = "a tensor, a number or a pair (numerator, denominator)"
+    raise JobError(f"a measurement is {wanted}, not a {type(value).__name__}")
 
 
 def summed(measurement: Sum) -> Sum:
@@ -149,9 +144,8 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 def check_name(name: str) -> None:
     """Raise JobError for a metric's name that a tracking store does not take."""
     if not is_name(name):
-        raise JobError(
-            f"metric {name[:40]!r}: its name must be letters, digits, '_', '-' and '.', 200 at most"
-        )
+        wanted = "letters, digits, '_', '-' and '.', 200 at most"
+        raise JobError(f"metric {name[:40]!r}: its name must be {wanted}")
 
 
 def check_ranges(metrics: Mapping[str, float], declared: Mapping[str, Metric]) -> None:
@@ -160,10 +154,8 @@ def check_ranges(metrics: Mapping[str, float], declared: Mapping[str, Metric]) -
         metric = declared.get(logged) or declared.get(logged.partition("_")[2])
         if metric and outside(metric, value):
             low, high = metric.range
-            raise JobError(
-                f"{logged} is {value:.4g}, which is outside of its range ({low}, {high}) in "
-                "METRICS; see what forward() measures"
-            )
+            line = f"{logged} is {value:.4g}, which is outside of its range ({low}, {high})"
+            raise JobError(f"{line} in METRICS; see what forward() measures")
 
 
 class Means:
@@ -199,7 +191,7 @@ class Means:
         sums: Sums = {}
         for name, total, count in chain.from_iterable(collectives.everyones(mine)):
             _add(sums, name, total, count)
-        return {name: total / count if count else math.nan for name, (total, count) in sums.items()}
+        return dict.fromkeys(sums, math.nan) | _means(sums)
 
 
 POINTS = 1000  # points of a training curve that --log-every auto aims at
@@ -221,48 +213,42 @@ class Step(NamedTuple):
     numbers: dict[str, float]
 
 
-class TrainMeter:
+class TrainMeter(Stateful):
     """Means of what a loop measures, by optimizer step, into the journal as `train_<name>`.
 
-    A point is the mean over --log-every steps, under the number of the last of them. `declared`
-    names the metrics that must be finite; others that are not do not count where a GradScaler
-    `skips` such steps. With CUDA `graphs` each step is summed at its end, as the next one writes
-    over what it returned. Several processes have to exchange what they measured at
-    the same step: when process 0 finds that it is `due`.
+    A point is the mean over --log-every steps, under the number of the last of them; the state is
+    that of a point that is not whole. `declared` names the metrics that must be finite; others that
+    are not do not count where a GradScaler `skips` such steps. With CUDA `graphs` each step is
+    summed at its end, as the next one writes over what it returned. Several processes have to
+    exchange what they measured at the same step: when process 0 finds that it is `due`.
     """
 
-    due = skips = False
+    kept = ("every", "in_mean", "means", "numbers")
+    due = skips = graphs = False
     _begun = _in_graph = False
 
     def __init__(
-        self,
-        journal: Journal,
-        device: torch.device,
-        declared: Mapping[str, Any],
-        graphs: bool = False,
-        processes: Processes | None = None,
+        self, journal: Journal, device: torch.device, declared: Container[str], processes: Processes
     ) -> None:
-        self._journal, self._declared, self._graphs = journal, declared, graphs
-        self._processes = processes or Processes()
-        self._every = 0  # not chosen yet
-        self._numbers: dict[str, float] = {}
-        self._of_step: list[tuple[str, Sum]] = []
+        self._journal, self._declared, self._processes = journal, declared, processes
+        self.every = 0  # not chosen yet
+        self.numbers: dict[str, float] = {}
+        self._of_step: list[NamedSum] = []
         self._waiting: list[Step] = []
         self._values = 0
         self._copies = _Copies(device)
         self._sent = time.monotonic()
-        self._sums: Sums = {}
-        self._in_mean = 0
+        self.means: Sums = {}
+        self.in_mean = 0
         self._since_last: Sums = {}
 
     def choose_spacing(self, steps: int | None) -> None:
         """Choose the steps for each point: as the job began, or by the steps that it has."""
-        if self._every:  # as its checkpoint has it: with --minutes the steps were not known yet
+        if self.every:  # as its checkpoint has it: with --minutes the steps were not known yet
             return
+        auto = max(1, steps // POINTS) if steps else UNKNOWN
         every = self._journal.log_every
-        if every == "auto":
-            every = max(1, steps // POINTS) if steps else UNKNOWN
-        self._every = int(every)
+        self.every = auto if every == "auto" else int(every)
 
     def add(self, measured: Mapping[str, Any]) -> None:
         """Add measurements of this step, several times if need be; numbers are kept as they are."""
@@ -277,13 +263,12 @@ class TrainMeter:
                     each = each.filled(part.clone() for part in each.tensors)
                 self.add_sum(name, each)
             elif self._in_graph:
-                raise JobError(
-                    f"job.log: {name} is a number of the host; log it outside of the step"
-                )
+                line = f"{name} is a number of the host; log it outside of the step"
+                raise JobError(f"job.log: {line}")
             elif name in self._declared:  # such as loss.item()
                 self.add_sum(name, Sum(float(value), 1))
             else:
-                self._numbers[name] = float(value)
+                self.numbers[name] = float(value)
 
     def add_sum(self, name: str, measurement: Sum) -> None:
         """Add a measurement of this step that is a sum."""
@@ -307,9 +292,9 @@ class TrainMeter:
     def end_step(self, step: int) -> None:
         """A step is whole. Raises Diverged, some steps later, for a metric that is not finite."""
         sums = self._of_step
-        if self._graphs:
+        if self.graphs:
             sums = [(name, summed(each)) for name, each in sums]
-        self._waiting.append(Step(step, now(), sums, dict(self._numbers)))
+        self._waiting.append(Step(step, now(), sums, dict(self.numbers)))
         self._of_step, self._begun = [], True
         full = len(self._waiting) >= STEPS or self._values > VALUES
         if full or time.monotonic() - self._sent > INTERVAL:
@@ -328,41 +313,35 @@ class TrainMeter:
         is not finite, in a point that is not whole too."""
         self.flush()
         of_step = {name: float(summed(each).numerator) for name, each in self._of_step}
-        self._check_finite(_means(self._sums) | of_step, step)
+        self._check_finite(_means(self.means) | of_step, step)
 
     def close(self, step: int) -> None:
         """Write the mean of the last steps too, if they are fewer than --log-every. The state keeps
         their sums, because a longer job that continues from it adds more steps to that mean."""
         self.flush()
-        if self._in_mean:
-            before = self._sums, self._in_mean
+        if self.in_mean:
+            before = self.means, self.in_mean
             self._write(step, now())
-            self._sums, self._in_mean = before
+            self.means, self.in_mean = before
             self._journal.flush()
 
     def since_last(self) -> dict[str, float]:
         """Return the means over the points written since the last call, as `train_<name>`, and the
         last values of numbers such as the learning rate."""
-        means = {f"train_{name}": mean for name, mean in _means(self._since_last).items()}
+        means = _named(_means(self._since_last))
         self._since_last = {}
-        return means | self._numbers
+        return means | self.numbers
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of a point that is not whole; all others are in the journal."""
         self.flush()
-        return {
-            "every": self._every,
-            "in_mean": self._in_mean,
-            "means": self._sums,
-            "numbers": dict(self._numbers),
-        }
+        return super().state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._every, self._in_mean = state["every"], state["in_mean"]
-        if self._journal.log_every not in ("auto", self._every):  # continuing another job
-            log.warning("--log-every stays %s, the value that training began with", self._every)
-        self._sums, self._numbers = state["means"], state["numbers"]
+        super().load_state_dict(state)
+        if self._journal.log_every not in ("auto", self.every):  # continuing another job
+            log.warning("--log-every stays %s, the value that training began with", self.every)
 
     def exchange(self, wait: bool) -> None:
         """Take what has arrived on the host, and send what waits on the device.
@@ -380,9 +359,9 @@ class TrainMeter:
         for each, sums in zip(steps, self._read(steps, values), strict=True):
             for name, total, weight in sums:
                 if not self.skips or name in self._declared or math.isfinite(total):
-                    _add(self._sums, name, total, weight)
-            self._in_mean += 1
-            if self._in_mean >= self._every:
+                    _add(self.means, name, total, weight)
+            self.in_mean += 1
+            if self.in_mean >= self.every:
                 self._write(each.step, each.at, each.numbers)
         self._journal.flush()
 
@@ -394,13 +373,12 @@ class TrainMeter:
         everyones = self._processes.everyones(mine)
         return [[*chain.from_iterable(of_step)] for of_step in zip(*everyones, strict=True)]
 
-    def _write(self, step: int, at: int, numbers: Mapping[str, float] | None = None) -> None:
-        means = _means(self._sums)
-        named = {f"train_{name}": mean for name, mean in means.items()}
-        self._journal.metrics(step, {**named, **(numbers or self._numbers)}, at)
-        for name, sums in self._sums.items():
+    def _write(self, step: int, at: int, numbers: dict[str, float] | None = None) -> None:
+        means = _means(self.means)
+        self._journal.metrics(step, _named(means) | (numbers or self.numbers), at)
+        for name, sums in self.means.items():
             _add(self._since_last, name, *sums)
-        self._sums, self._in_mean = {}, 0
+        self.means, self.in_mean = {}, 0
         self._check_finite(means, step)
 
     def _check_finite(self, values: Mapping[str, float], step: int) -> None:
@@ -413,14 +391,12 @@ class TrainMeter:
 
 def _tensors_of(steps: list[Step]) -> list[Tensor]:
     """What steps measured, in order. Raises JobError for what is not as it was measured."""
-    found: list[Tensor] = []
-    for name, each in (named for step in steps for named in step.sums):
-        for part in each.tensors:
-            if not part.is_inference() and part._version:
-                line = f"was changed in place after it was logged; log {name}.clone()"
-                raise JobError(f"job.log: {name} {line}")
-            found.append(part)
-    return found
+    found = [(name, part) for step in steps for name, each in step.sums for part in each.tensors]
+    for name, part in found:
+        if not part.is_inference() and part._version:
+            line = f"{name} was changed in place after it was logged; log {name}.clone()"
+            raise JobError(f"job.log: {line}")
+    return [part for _, part in found]
 
 
 def _add(sums: Sums, name: str, total: float, count: float) -> None:
@@ -430,6 +406,10 @@ def _add(sums: Sums, name: str, total: float, count: float) -> None:
 
 def _means(sums: Sums) -> dict[str, float]:
     return {name: total / count for name, (total, count) in sums.items() if count}
+
+
+def _named(means: Mapping[str, float]) -> dict[str, float]:
+    return {f"train_{name}": mean for name, mean in means.items()}
 
 
 class _Copies:
