@@ -25,14 +25,7 @@ from labjobs.training.progress import Stateful
 # Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon; the step size, scaled to suit the
 # learning rates of AdamW: Liu et al. 2025, arxiv.org/abs/2502.16982, section 2.2.
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic polynomial that is applied to the singular values. It is steep at
-zero, and brings them to between 0.7 and 1.2 in five steps."""
-
 Groups = list[dict[str, Any]]
-
-STEPS = 5
-EPS = 1e-7
 
 
 class Muon(Optimizer):
@@ -68,11 +61,10 @@ class Muon(Optimizer):
                 (self._orthogonal if group["hidden"] else self._adamw)(group, trained)
 
     def _orthogonal(self, group: dict[str, Any], weights: list[Tensor]) -> None:
-        kept, gradients = group["momentum"], _gradients(weights)
+        kept, lr, gradients = group["momentum"], group["lr"], _gradients(weights)
         momenta = self._state(weights, "momentum_buffer")
         torch._foreach_lerp_(momenta, gradients, 1 - kept)
         updates = list(torch._foreach_lerp(gradients, momenta, kept))  # Nesterov's
-        lr = group["lr"]
         if isinstance(lr, Tensor):  # in a CUDA graph; as precise as a number
             lr = lr.to(wide(lr.device))
         if group["weight_decay"]:
@@ -122,13 +114,15 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
     By Newton–Schulz iterations; on a GPU that has it in bf16, precise enough for an update.
     """
-    a, b, c = COEFFICIENTS
+    # Of a quintic polynomial of the singular values, which is steep at zero and brings them to
+    # between 0.7 and 1.2 in five steps.
+    a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrices.shape[-2] > matrices.shape[-1]
     made: Tensor = matrices.mT if tall else matrices
     if not (matrices.device.type == "cpu" or devices.is_slow_in_fp32(matrices.device)):
         made = made.bfloat16()
-    made = made / made.norm(dim=(-2, -1), keepdim=True).clamp_min(EPS)
-    for _ in range(STEPS):
+    made = made / made.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)
+    for _ in range(5):
         gram = made @ made.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         made = torch.baddbmm(made, polynomial, made, beta=a)
@@ -143,14 +137,10 @@ def hidden_groups(groups: Groups, model: nn.Module) -> Groups:
     A network that ends in one of several blocks alike has no last layer of its own: its embedding
     is its head.
     """
-    layers = [
-        (layer, [weight for weight in layer.parameters(recurse=False) if weight.ndim >= 2])
-        for layer in model.modules()
-    ]
-    layers = [(layer, weights) for layer, weights in layers if weights]
-    ends = [weights for layer, weights in layers if not _is_layer(layer)]
-    ends += [weights for layer, weights in layers[-1:] if layer not in _in_blocks(model)]
-    excluded = {id(weight) for weights in ends for weight in weights}
+    layers = [each for each in model.modules() if _matrices(each, recurse=False)]
+    ends = [layer for layer in layers if not _is_layer(layer)]
+    ends += [layer for layer in layers[-1:] if layer not in _in_blocks(model)]
+    excluded = {id(weight) for layer in ends for weight in _matrices(layer, recurse=False)}
     return [part for group in groups for part in _split(group, excluded)]
 
 
@@ -160,10 +150,14 @@ def _in_blocks(model: nn.Module) -> set[nn.Module]:
     found: set[nn.Module] = set()
     for each in model.modules():
         if isinstance(each, nn.Sequential | nn.ModuleList):
-            shapes = [[w.shape for w in block.parameters() if w.ndim >= 2] for block in each]
+            shapes = [[weight.shape for weight in _matrices(block)] for block in each]
             for block, mine, before in zip([*each][1:], shapes[1:], shapes, strict=False):
                 found.update(block.modules() if mine == before and len(mine) > 1 else ())
     return found
+
+
+def _matrices(module: nn.Module, recurse: bool = True) -> list[Tensor]:
+    return [weight for weight in module.parameters(recurse) if weight.ndim >= 2]
 
 
 def _is_layer(module: nn.Module) -> bool:
@@ -272,11 +266,7 @@ Count = Callable[[Any], Tensor]  # from a batch to the number of its elements ()
 
 
 def parts_of(
-    batch: Any,
-    count: int,
-    device: torch.device,
-    elements: Count | None = None,
-    exactly: bool = False,
+    batch: Any, count: int, device: torch.device, elements: Count | None, exactly: bool = False
 ) -> Iterator[tuple[Any, Tensor]]:
     """Yield up to `count` parts of a batch, about equal, each with its fraction () of the batch.
 
@@ -290,10 +280,8 @@ def parts_of(
         return
     size = trees.rows(batch)
     if not size:
-        raise JobError(
-            "--accumulate: this batch cannot be split into parts, since it is not made of tensors "
-            "that have a row for each example"
-        )
+        wanted = "it is not made of tensors that have a row for each example"
+        raise JobError(f"--accumulate: this batch cannot be split into parts, since {wanted}")
     sizes: int | list[int]
     if exactly:
         each, more = divmod(size, count)
@@ -376,9 +364,8 @@ class SharedGradients:
     def _add_up(self) -> None:
         """Replace each gradient by its sum over all processes; a weight has one afterwards if it
         has in any of them."""
-        here = [float(weight.grad is not None) for weight in self._weights]
-        anywhere = self._processes.largest(here)
         found = []
+        anywhere = self._processes.largest([float(w.grad is not None) for w in self._weights])
         for weight, has_one in zip(self._weights, anywhere, strict=True):
             if has_one:
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
@@ -432,10 +419,8 @@ class EarlyStopping(Stateful):
             self.best_evaluation = self.evaluations
             return True
         if self._monitor not in metrics:
-            raise JobError(
-                f"--monitor {self._monitor}: evaluate() returned no such metric, only "
-                f"{', '.join(metrics) or 'none'}"
-            )
+            line = f"evaluate() returned no such metric, only {', '.join(metrics) or 'none'}"
+            raise JobError(f"--monitor {self._monitor}: {line}")
         value = self._sign * float(metrics[self._monitor])
         if math.isnan(value) and math.isfinite(metrics.get("val_loss", math.nan)):
             value = -math.inf
