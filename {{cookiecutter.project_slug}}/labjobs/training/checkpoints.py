@@ -57,7 +57,6 @@ def on_host(content: Any) -> Any:
     """
 
     def copied(leaf: Any) -> Any:
-        """Return a copy of a tensor or another value."""
         if not isinstance(leaf, Tensor):
             return leaf.item() if isinstance(leaf, np.generic) else deepcopy(leaf)
         whole = gathered(leaf) if is_divided(leaf) else leaf
@@ -98,14 +97,12 @@ def load(path: Path, mapped: bool = False) -> dict[str, Any]:
     """
     if not mapped:
         _check_seal(path)
+    content: dict[str, Any]
     try:
-        content: dict[str, Any] = torch.load(
-            path, map_location="cpu", mmap=mapped, weights_only=True
-        )
+        content = torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
     except pickle.UnpicklingError as error:
-        raise JobError(
-            f"{shown(path)} holds more than plain data and was not opened: delete it"
-        ) from error
+        line = "holds more than plain data and was not opened: delete it"
+        raise JobError(f"{shown(path)} {line}") from error
     if content.get("id", own := path.parent.parent.name) != own:
         raise Damaged(f"{path.name} is of another job")
     return content
@@ -176,9 +173,8 @@ class Writer:
         content, models, previous, first = self._waiting.pop(path)
         for model, weights in models.items():
             if bad := [name for name, weight in weights.items() if not _finite(weight)]:
-                raise Diverged(
-                    f"weights of {model} are no longer finite ({bad[0]}); {Diverged.CURE}"
-                )
+                line = f"weights of {model} are no longer finite ({bad[0]})"
+                raise Diverged(f"{line}; {Diverged.CURE}")
         first()
         save(path, content, previous)
 
@@ -194,7 +190,6 @@ def _finite(weight: Any) -> bool:
 # What a training loop continues from, and what it has kept.
 
 MB = 1e6
-SCHEMA = 1
 
 
 class TrainingState:
@@ -245,7 +240,7 @@ class TrainingState:
         states = {name: self._state_of(name) for name in self._parts} | dict(changed or {})
         if not (self._writes or self._shard):
             return
-        content = on_host({"schema": SCHEMA, "parts": states})
+        content = on_host({"schema": 1, "parts": states})
         if not self._writes:
             return
         content |= {"best": self.best, "lines": self._journal.mark}
@@ -329,10 +324,8 @@ class TrainingState:
         try:
             check_plain(state)
         except TypeError as error:
-            raise JobError(
-                f"job.resume: the state of {name} holds {error}; only tensors and plain values can "
-                "be restored"
-            ) from error
+            only = "only tensors and plain values can be restored"
+            raise JobError(f"job.resume: the state of {name} holds {error}; {only}") from error
         return state
 
     def _read(self) -> dict[str, Any]:
@@ -383,16 +376,16 @@ def best_weights(job_id: str, kind: type[S], runs_root: Path | None = None) -> B
     script's, if that is derived from it.
 
     Of several attempts it is the one with the present code and data, or else the last one that
-    finished.
-    Raises JobError if it has kept no weights or they are damaged, and within a job if it is not one
-    of that job's inputs or from other code or data; SettingsError if today's settings cannot say
-    what the job's were.
+    finished. Raises JobError if it has kept no weights or they are damaged, and within a job if it
+    is not one of that job's inputs or from other code or data; SettingsError if today's settings
+    cannot say what the job's were.
     """
     attempt, evidence = attempt_to_load(job_id, runs_root)
+    path = attempt / layout.BEST
     try:
-        kept = load(attempt / layout.BEST)
+        kept = load(path)
     except Damaged as error:
-        line = f"{shown(attempt / layout.BEST)} is damaged; --force makes the job start over"
+        line = f"{shown(path)} is damaged; --force makes the job start over"
         raise JobError(line) from error
     settings = identity.restore(_kind(attempt, kind), kept["settings"])
     attempts.refuse_input(job_id, evidence.change)

@@ -92,8 +92,7 @@ def extension_problem(
     if getattr(settings, "minutes", 0) or getattr(before, "minutes", 0):
         return "both jobs need a length in --steps or --epochs, not in --minutes"
     mine, theirs = identity(settings), identity(before)
-    fixed = () if fork else (*mine.keys() - MAY_DIFFER, *theirs.keys() - MAY_DIFFER)
-    for name in fixed:
+    for name in () if fork else {**mine, **theirs}.keys() - MAY_DIFFER:
         if mine.get(name) != theirs.get(name):
             here, there = as_text(mine.get(name)), as_text(theirs.get(name))
             differs = f"{flags.option(name)} is {here}, but was {there} in that job"
@@ -164,10 +163,8 @@ class Beginning:
         fits = {name: _fitting(model, kept.get(name, {})) for name, model in models.items()}
         parameters = (name in fits[m] for m in models for name, _ in models[m].named_parameters())
         if not any(parameters):
-            has = ", ".join(kept)
-            raise SettingsError(
-                f"{self._flag}: none of its weights fit; that job kept weights of {has}"
-            )
+            line = f"none of its weights fit; that job kept weights of {', '.join(kept)}"
+            raise SettingsError(f"{self._flag}: {line}")
         for name, model in models.items():
             if any(weight.is_meta for weight in model.parameters()):
                 continue
@@ -206,10 +203,9 @@ class Beginning:
             raise SettingsError(f"{self._flag}: is a job of {script}.py")
         done = journal.record_of(attempt, layout.OUTCOME)
         again = f"{as_command(before, script)} --force runs it again"
-        if "steps" not in done:  # as in jobs of version 1
-            raise SettingsError(
-                f"{self._flag}: that job did not record how long it trained; {again}"
-            )
+        if "steps" not in done:
+            line = f"that job did not record how long it trained; {again}"
+            raise SettingsError(f"{self._flag}: {line}")
         if reader := done.get(READER):
             raise SettingsError(
                 f"{self._flag}: that job read its own length in {reader}, outside of the schedule, "
@@ -250,8 +246,8 @@ class Beginning:
         position = content["parts"]["job.position"]
         position["over"] = False
         if content["best"]:
-            own = {"id": self._folder.id, "settings": identity(self._folder.settings)}
-            content["best"] |= own
+            content["best"]["id"] = self._folder.id
+            content["best"]["settings"] = identity(self._folder.settings)
         self.done = position["step"]
         if self._given.fork:
             theirs = content["parts"]["job.length"]["steps_per_epoch"]
@@ -325,8 +321,4 @@ def _moments_fit(own: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> boo
 
 def _fitting(model: nn.Module, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
     own = model.state_dict()
-    return {
-        name: weight
-        for name, weight in kept.items()
-        if name in own and own[name].shape == weight.shape
-    }
+    return {n: each for n, each in kept.items() if n in own and own[n].shape == each.shape}
