@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from labjobs.data.splits import split
+from labjobs.distributed.collectives import Processes
 from labjobs.errors import JobError, SettingsError
 from labjobs.results import tables
 from labjobs.results.metrics import NoResults
@@ -226,7 +227,7 @@ def anonymous():
 
 
 def test_the_host_does_not_hold_what_is_kept(tmp_path):
-    keeping, batch = Outputs(tmp_path, CPU), torch.ones(4, 1 << 18)
+    keeping, batch = Outputs(tmp_path, CPU, Processes()), torch.ones(4, 1 << 18)
     before, whole = anonymous(), 50 * batch.nbytes
     for _ in range(50):
         keeping.add({"embedding": batch})

@@ -58,8 +58,6 @@ Main = Callable[["Job[Any]"], Mapping[str, float]]
 Check = Callable[["Job[Any]"], object]
 """The functions of a script that do a job, and that say whether it could run."""
 
-NOT_RESUMED = "call job.resume(…) first, with everything that has a state"
-
 
 class Job(Generic[S]):
     """One job, with its `settings`, its `runtime` flags and its `device`."""
@@ -123,8 +121,7 @@ class Job(Generic[S]):
         self._compare_with_before()
         running = identity.purpose()  # `jobs.py find` runs jobs too
         if steps := self.runtime.profile:
-            where = self._folder.path, self.device
-            self._watcher = Profile(steps, *where, journal.files, self._prepared)
+            self._watcher = Profile(steps, self._folder, self.device, self._prepared)
         elif running in (identity.FIND_BATCH_SIZE, identity.FIND_WORKERS):
             self._watcher = Pace(self.device, journal, lambda: self.step)
         elif running == identity.FIND_NOISE_SCALE:
@@ -172,10 +169,8 @@ class Job(Generic[S]):
         # With --shard, processes need each other for every batch. A stream has no last one.
         last = made.order.sizes(1)[-1] if runtime.shard and made.order is not None else rank.size
         if last < rank.size:
-            raise SettingsError(
-                f"--shard: an epoch's last batch has {counted(last, 'example')}, fewer than "
-                f"{rank.size} processes; choose another --batch-size"
-            )
+            line = f"an epoch's last batch has {counted(last, 'example')}, fewer than {rank.size}"
+            raise SettingsError(f"--shard: {line} processes; choose another --batch-size")
         if shuffle and self._length.steps_per_epoch is None:
             self._length.set_epoch(made.order)
         return made
@@ -304,8 +299,7 @@ class Job(Generic[S]):
         What is logged within has to be tensors. Raises JobError, with the line, for what a graph
         cannot do, such as waiting for the device.
         """
-        if self._state is None:
-            raise JobError(NOT_RESUMED)
+        _ = self._saved_state  # raises JobError before job.resume
         if self.runtime.graph == "off" or self.device.type != "cuda" or self._several:
             if self.runtime.graph == "on":
                 raise SettingsError("--graph on: needs a CUDA GPU and a job of one process")
@@ -646,15 +640,12 @@ class Job(Generic[S]):
                 raise JobError("job.steps() without batches: does not work with several processes")
             else:
                 stream = ((step, examples) for step in count(self.step))
-            stream = self._watcher.steps(stream, batches)
-            self._open_stream = (
-                self._shared_gradients.slices(stream) if self._shared_gradients else stream
-            )
+            stream, shared = self._watcher.steps(stream, batches), self._shared_gradients
+            self._open_stream = shared.slices(stream) if shared else stream
         if batches is not self._streamed:
-            raise JobError(
-                "job.steps(batches): a job trains on one set of batches; where they change, give "
-                "job.batches a function that chooses them (`python jobs.py docs recipes`)"
-            )
+            cure = "give job.batches a function that chooses them (`python jobs.py docs recipes`)"
+            line = f"a job trains on one set of batches; where they change, {cure}"
+            raise JobError(f"job.steps(batches): {line}")
         return self._open_stream
 
     def _check_length(self, order: Order) -> None:
@@ -727,7 +718,7 @@ class Job(Generic[S]):
     @property
     def _saved_state(self) -> TrainingState:
         if self._state is None:
-            raise JobError(NOT_RESUMED)
+            raise JobError("call job.resume(…) first, with everything that has a state")
         return self._state
 
     @property
@@ -761,10 +752,9 @@ class Job(Generic[S]):
         first, *others = self._processes.everyones(metrics)
         for name in first:
             if any(repr(first[name]) != repr(other.get(name)) for other in others):
-                raise JobError(
-                    f"{name} differs between the processes, since each has seen other examples; "
-                    "measure it with Means, which add up what all of them have"
-                )
+                line = f"{name} differs between the processes, since each has seen other examples"
+                cure = "measure it with Means, which add up what all of them have"
+                raise JobError(f"{line}; {cure}")
 
     def _set_threads(self) -> None:
         """Take as many threads as were asked for, or as the job has had before, since on a CPU they

@@ -51,10 +51,8 @@ class Outputs:
     Several processes exchange what they have kept at the end, and process 0 writes the file.
     """
 
-    def __init__(
-        self, folder: Path, device: torch.device, processes: Processes | None = None
-    ) -> None:
-        self._folder, self._device, self._processes = folder, device, processes or Processes()
+    def __init__(self, folder: Path, device: torch.device, processes: Processes) -> None:
+        self._folder, self._device, self._processes = folder, device, processes
         self._sizes: list[int] = []  # examples in each batch
         self._columns: dict[str, _Column] = {}
         self._copies: deque[tuple[Any, dict[str, Tensor]]] = deque()

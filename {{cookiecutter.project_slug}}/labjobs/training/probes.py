@@ -7,11 +7,9 @@
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import wraps
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -23,6 +21,7 @@ from labjobs import devices, layout, machine
 from labjobs.data.batches import Batches
 from labjobs.errors import JobError
 from labjobs.files import shown
+from labjobs.job.folder import JobFolder
 from labjobs.job.journal import EXAMPLES, MEMORY, NOISE, RATE, SIGNAL, Journal
 from labjobs.job.terminal import Paused, log
 from labjobs.training import compilation
@@ -119,9 +118,7 @@ class NoiseScale(Watcher):
     """
 
     def __init__(
-        self,
-        training: Callable[[], Iterable[object]],
-        log: Callable[[Mapping[str, Tensor]], object],
+        self, training: Callable[[], Iterable[object]], log: Callable[[dict[str, Tensor]], object]
     ) -> None:
         self._training, self._log = training, log
         self._examples = 0  # of this step
@@ -157,24 +154,18 @@ class NoiseScale(Watcher):
     def _weights(self) -> list[Tensor]:
         optimizers = [each for each in self._training() if hasattr(each, "param_groups")]
         if len(optimizers) != 1:
-            raise JobError(
-                "find noise-scale: needs one optimizer among what job.resume(…) names; it has "
-                f"{len(optimizers) or 'none'}"
-            )
+            wanted = "one optimizer among what job.resume(…) names"
+            line = f"needs {wanted}; it has {len(optimizers) or 'none'}"
+            raise JobError(f"find noise-scale: {line}")
         if not self._examples:
-            raise JobError(
-                "find noise-scale: needs the number of examples of a step; give job.steps "
-                "batches, or examples=…"
-            )
+            line = "needs the number of examples of a step; give job.steps batches, or examples=…"
+            raise JobError(f"find noise-scale: {line}")
         return [weight for group in optimizers[0].param_groups for weight in group["params"]]
 
 
 def _gradients(weights: Iterable[Tensor]) -> list[Tensor]:
     """A copy of the gradients so far."""
-    return [
-        torch.zeros_like(weight) if weight.grad is None else weight.grad.detach().clone()
-        for weight in weights
-    ]
+    return [torch.zeros_like(w) if w.grad is None else w.grad.detach().clone() for w in weights]
 
 
 def _squared(after: list[Tensor], before: list[Tensor]) -> Tensor:
@@ -267,12 +258,11 @@ class Watched:
 
 def report(seen: Watched) -> str:
     """Return the whole report, as text."""
-    found = [f"{fraction:4.0%}  {text}" for fraction, text in sorted(advice(seen), reverse=True)]
+    found = enumerate(sorted(advice(seen), reverse=True), 1)
+    changes = [f"{number}. {fraction:4.0%}  {text}" for number, (fraction, text) in found]
     sections = {
         f"{seen.steps} steps of {seen.batch_size} examples on {seen.device}": _speed(seen),
-        "What to change, the largest part of the time first": [
-            f"{number}. {text}" for number, text in enumerate(found, 1)
-        ]
+        "What to change, the largest part of the time first": changes
         or ["nothing stands out: the time goes into computing"],
         "Where the host's time goes, in ms a step": [
             f"{1000 * seconds / seen.steps:9.3f} {seconds / seen.seconds:6.1%}  {part}"
@@ -280,14 +270,11 @@ def report(seen: Watched) -> str:
         ],
     }
     if seen.compiled:
-        again = [*seen.recompiled] or ["nothing was compiled a second time"]
-        sections["torch.compile"] = again
+        again = ["nothing was compiled a second time"]
+        sections["torch.compile"] = [*seen.recompiled] or again
     sections["Operations, by torch's profiler"] = seen.operations.splitlines()
-    return "\n".join(
-        line
-        for title, lines in sections.items()
-        for line in (title, *(f"  {line}" for line in lines), "")
-    )
+    parts = ("\n  ".join((title, *lines)) for title, lines in sections.items())
+    return "\n\n".join(parts) + "\n"
 
 
 def _speed(seen: Watched) -> Iterator[str]:
@@ -346,17 +333,12 @@ class Step(NamedTuple):
 
 
 class Profile(Watcher):
-    """Watches a job's steps, and writes files into its folder, whose names `finished` is told."""
+    """Watches a job's steps, and writes files into its folder."""
 
     def __init__(
-        self,
-        count: int,
-        folder: Path,
-        device: torch.device,
-        finished: Callable[[list[str]], None],
-        prepared: Sequence[Prepared],
+        self, count: int, folder: JobFolder[Any], device: torch.device, prepared: Sequence[Prepared]
     ) -> None:
-        self._count, self._folder, self._device, self._finished = count, folder, device, finished
+        self._count, self._folder, self._device = count, folder, device
         self._prepared = prepared
         self._steps: list[Step] = []
         self._ended = time.perf_counter()  # the last step
@@ -422,26 +404,25 @@ class Profile(Watcher):
     def _ranged(self, function: Callable[..., Any], label: str) -> Callable[..., Any]:
         """The function as a range of torch's profiler, while the loop trains."""
 
-        @wraps(function)
-        def run(first: Any, *arguments: Any, **more: Any) -> Any:
+        def run(*given: Any, **more: Any) -> Any:
             """Call the function within its range."""
-            if self._open is None:
-                return function(first, *arguments, **more)
+            if not self._open:
+                return function(*given, **more)
             with record_function(label):
-                return function(first, *arguments, **more)
+                return function(*given, **more)
 
         return run
 
     def _end(self) -> None:
         devices.wait(self._device)
         self._watching.close()
-        self._profiler.export_chrome_trace(str(self._folder / layout.PROFILE_JSON))
-        names = [layout.PROFILE, layout.PROFILE_JSON]
-        if devices.dump_allocations(self._device, self._folder / "memory.pickle"):
+        folder, names = self._folder.path, [layout.PROFILE, layout.PROFILE_JSON]
+        self._profiler.export_chrome_trace(str(folder / layout.PROFILE_JSON))
+        if devices.dump_allocations(self._device, folder / "memory.pickle"):
             names.append("memory.pickle")
-        (self._folder / layout.PROFILE).write_text(report(self._seen()), "utf-8")
-        self._finished(names)
-        log.info("profile: %s", shown(self._folder / layout.PROFILE))
+        (folder / layout.PROFILE).write_text(report(self._seen()), "utf-8")
+        self._folder.journal.files(names)
+        log.info("profile: %s", shown(folder / layout.PROFILE))
 
     def _seen(self) -> Watched:
         plain, watched = self._steps[WARM_UP : -self._count], self._steps[-self._count :]
