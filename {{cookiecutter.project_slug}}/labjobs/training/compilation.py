@@ -252,7 +252,7 @@ class Prepared:
                 return self.plain(model, batch, *more)
             with ONE_THREAD:
                 (loss, measured, *others), made = compiled(model, batch, *more)
-            sums = {name: (measured[name], Sum(*pair)) for name, pair in made.items()}
+            sums = {name: Sum(*pair) for name, pair in made.items()}
             return loss, Measured(measured, sums), *others
 
     def _decide(self, compile: bool | None) -> None:

@@ -44,7 +44,9 @@ class Sum(NamedTuple):
     @property
     def tensors(self) -> list[Tensor]:
         """The parts that are tensors."""
-        return [part for part in self if isinstance(part, Tensor)]
+        numerator, weight = self
+        found = [numerator] if isinstance(numerator, Tensor) else []
+        return [*found, weight] if isinstance(weight, Tensor) else found
 
     @property
     def was_changed(self) -> bool:
@@ -56,33 +58,40 @@ class Sum(NamedTuple):
 
     def filled(self, values: Iterator[Any]) -> "Sum":
         """Return a sum with other values, tensors or numbers, in place of its tensors."""
-        parts: list[Any] = [next(values) if isinstance(part, Tensor) else part for part in self]
-        return Sum(*parts)
+        numerator, weight = self
+        if isinstance(numerator, Tensor):
+            numerator = next(values)
+        return Sum(numerator, next(values) if isinstance(weight, Tensor) else weight)
+
+
+Values = Mapping[str, Any]
 
 
 class Measured(dict[str, Any]):
-    """What a function measured, by name; with the sums that compiled code made of it, each beside
-    the value that it is of."""
+    """What a function measured, by name; with the sums that compiled code made, and the values that
+    they are of, since the loop may put others in their place."""
 
-    def __init__(self, values: Mapping[str, Any], made: Mapping[str, tuple[Any, Sum]]) -> None:
+    def __init__(self, values: Values, made: Mapping[str, Sum], of: Values | None = None) -> None:
         super().__init__(values)
-        self._made = made
+        self.made, self.of = made, values if of is None else of
 
-    @property
-    def sums(self) -> dict[str, Sum]:
-        """The sums that were made, but for values that have been replaced since."""
-        return {name: each for name, (of, each) in self._made.items() if self.get(name) is of}
-
-    def __or__(self, other: Mapping[str, Any], /) -> "Measured":  # type: ignore[override]
+    def __or__(self, other: Values, /) -> "Measured":  # type: ignore[override]
         """Return both together."""
-        made = other._made if isinstance(other, Measured) else {}
-        return Measured({**self, **other}, {**self._made, **made})
+        made, of = _made(other)
+        return Measured({**self, **other}, {**self.made, **made}, {**self.of, **of})
 
 
-def sums_of(measured: Mapping[str, Any]) -> dict[str, Sum]:
+def _made(measured: Values) -> tuple[Mapping[str, Sum], Values]:
+    return (measured.made, measured.of) if isinstance(measured, Measured) else ({}, {})
+
+
+def sums_of(measured: Values) -> dict[str, Sum]:
     """Return each measurement as a sum; nothing is computed."""
-    made = measured.sums if isinstance(measured, Measured) else {}
-    return {name: made.get(name) or sum_of(value) for name, value in measured.items()}
+    made, of = _made(measured)
+    return {
+        name: made[name] if name in made and of[name] is value else sum_of(value)
+        for name, value in measured.items()
+    }
 
 
 def sum_of(value: Any) -> Sum:
@@ -252,11 +261,11 @@ class TrainMeter(Stateful):
 
     def add(self, measured: Mapping[str, Any]) -> None:
         """Add measurements of this step, several times if need be; numbers are kept as they are."""
-        made = measured.sums if isinstance(measured, Measured) else {}
+        made, of = _made(measured)
         for name, value in measured.items():
             check_name(name)
             if isinstance(value, (Tensor, tuple)):  # all else is a number that the host knows
-                each = made.get(name) or sum_of(value)
+                each = made[name] if name in made and of[name] is value else sum_of(value)
                 # Copied if it may be changed in place before it is summed, as a weight or a buffer
                 # is; in the first step anything may be one.
                 if not self._begun or each.was_changed:
@@ -391,12 +400,14 @@ class TrainMeter(Stateful):
 
 def _tensors_of(steps: list[Step]) -> list[Tensor]:
     """What steps measured, in order. Raises JobError for what is not as it was measured."""
-    found = [(name, part) for step in steps for name, each in step.sums for part in each.tensors]
-    for name, part in found:
-        if not part.is_inference() and part._version:
-            line = f"{name} was changed in place after it was logged; log {name}.clone()"
-            raise JobError(f"job.log: {line}")
-    return [part for _, part in found]
+    found: list[Tensor] = []
+    for name, each in (named for step in steps for named in step.sums):
+        for part in each.tensors:
+            if not part.is_inference() and part._version:
+                line = f"was changed in place after it was logged; log {name}.clone()"
+                raise JobError(f"job.log: {name} {line}")
+            found.append(part)
+    return found
 
 
 def _add(sums: Sums, name: str, total: float, count: float) -> None:
