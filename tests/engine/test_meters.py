@@ -153,6 +153,13 @@ def test_names_and_values_that_nothing_can_log_are_refused(tmp_path):
         meter.add({"a": (1, 2, 3)})
 
 
+def test_a_pair_may_be_a_list_as_in_an_evaluation(tmp_path, clock):
+    training = Training(tmp_path)
+    training.take(recall=[torch.tensor(1.0), torch.tensor(2.0)])
+    training.meter.flush()
+    assert training.points() == [(1, {"train_recall": 0.5})]
+
+
 def test_many_measurements_of_a_step(tmp_path, clock):
     """One copy holds more than the buffer's initial size."""
     training = Training(tmp_path)

@@ -264,7 +264,7 @@ class TrainMeter(Stateful):
         made, of = _made(measured)
         for name, value in measured.items():
             check_name(name)
-            if isinstance(value, (Tensor, tuple)):  # all else is a number that the host knows
+            if isinstance(value, (Tensor, tuple, list)):  # all else is a number of the host
                 each = made[name] if name in made and of[name] is value else sum_of(value)
                 # Copied if it may be changed in place before it is summed, as a weight or a buffer
                 # is; in the first step anything may be one.
