@@ -253,7 +253,7 @@ class Prepared:
             with ONE_THREAD:
                 (loss, measured, *others), made = compiled(model, batch, *more)
             sums = {name: Sum(*pair) for name, pair in made.items()}
-            return loss, Measured(measured, sums), *others
+            return loss, Measured(measured, sums, measured), *others
 
     def _decide(self, compile: bool | None) -> None:
         self.compiled = compile

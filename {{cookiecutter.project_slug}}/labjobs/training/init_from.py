@@ -34,7 +34,6 @@ from labjobs.training.progress import Length, Part, Position
 
 MAY_DIFFER = (*LENGTHS, "schedule", "init_from")  # in a longer job that continues another
 PER_EPOCH = 100  # steps, where schedules are compared before the data is read
-PLATEAUS = (0, 1)  # numbers to compare schedules for, since the actual one is unknown
 
 
 class Timing(Protocol):
@@ -119,7 +118,7 @@ def _schedule_problem(settings: Any, before: Any, factor: Factor, done: Trained,
     for step in chain((done.steps - 1,), range(done.steps - 1)):
         now = planned(total, done.steps_per_epoch, step)
         then = planned(done.steps, done.steps_per_epoch, step)
-        for plateaus in PLATEAUS:
+        for plateaus in (0, 1):  # the actual number is unknown
             lr, lr_then = factor(settings, now, plateaus), factor(before, then, plateaus)
             if lr != lr_then:
                 rates = f"the learning rate would be {lr:.4g} of its highest, but was {lr_then:.4g}"

@@ -64,28 +64,27 @@ class Sum(NamedTuple):
         return Sum(numerator, next(values) if isinstance(weight, Tensor) else weight)
 
 
-Values = Mapping[str, Any]
-
-
 class Measured(dict[str, Any]):
     """What a function measured, by name; with the sums that compiled code made, and the values that
     they are of, since the loop may put others in their place."""
 
-    def __init__(self, values: Values, made: Mapping[str, Sum], of: Values | None = None) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], made: Mapping[str, Sum], of: Mapping[str, Any]
+    ) -> None:
         super().__init__(values)
-        self.made, self.of = made, values if of is None else of
+        self.made, self.of = made, of
 
-    def __or__(self, other: Values, /) -> "Measured":  # type: ignore[override]
+    def __or__(self, other: Mapping[str, Any], /) -> "Measured":  # type: ignore[override]
         """Return both together."""
         made, of = _made(other)
         return Measured({**self, **other}, {**self.made, **made}, {**self.of, **of})
 
 
-def _made(measured: Values) -> tuple[Mapping[str, Sum], Values]:
+def _made(measured: Mapping[str, Any]) -> tuple[Mapping[str, Sum], Mapping[str, Any]]:
     return (measured.made, measured.of) if isinstance(measured, Measured) else ({}, {})
 
 
-def sums_of(measured: Values) -> dict[str, Sum]:
+def sums_of(measured: Mapping[str, Any]) -> dict[str, Sum]:
     """Return each measurement as a sum; nothing is computed."""
     made, of = _made(measured)
     return {
