@@ -77,7 +77,6 @@ OUT_OF_MEMORY = (
 )
 """How an error says that memory is missing. A GPU that is nearly full fails in its libraries."""
 
-
 BROKEN_GPU = (
     "uncorrectable (ECC|NVLink) error|device\\(s\\) is/are busy or unavailable|"
     "no CUDA-capable device|fallen off the bus|GPU is lost"
@@ -87,12 +86,12 @@ BROKEN_GPU = (
 
 def cause(error: BaseException) -> str:
     """Return an error in one line; one from a loader's process comes with its trace before it."""
+    number = error.errno if isinstance(error, OSError) else None
     # Libraries that are not in Python say it in words alone.
-    in_words = not isinstance(error, OSError) and any(os.strerror(n) in str(error) for n in FULL)
-    if in_words or (isinstance(error, OSError) and error.errno in FULL):
+    if number in FULL or any(os.strerror(each) in str(error) for each in FULL):
         return f"{DISK_IS_FULL}; free some space and give the same command again"
-    if isinstance(error, OSError) and error.errno in LIMITS:
-        return f"{error.strerror}; raise the limit with `{LIMITS[error.errno]}` in the shell"
+    if number in LIMITS:
+        return f"{os.strerror(number)}; raise the limit with `{LIMITS[number]}` in the shell"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     lines = str(error).strip().splitlines() or [""]

@@ -179,8 +179,7 @@ def published(name: str, root: Path) -> tuple[TensorDataset, list[str], TensorDa
 
 @contextmanager
 def fetching(root: Path) -> Iterator[None]:
-    """Raise SettingsError, in one line, for any error while torchvision downloads or reads a
-    dataset in a folder."""
+    """Raise SettingsError for any error while torchvision fetches or reads data in a folder."""
     try:
         yield
     except (SettingsError, JobError):

@@ -148,8 +148,7 @@ class Trials:
 
 
 def _in_process(function: Callable[[], T]) -> T:
-    """Return what a function returns in a process that is forked for it; raises its
-    SettingsError."""
+    """Return what a function returns in a process forked for it; raises its SettingsError."""
     receiving, sending = FORK.Pipe(duplex=False)
     process = FORK.Process(target=_send, args=(function, sending))
     process.start()
