@@ -52,7 +52,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
             raise SettingsError(
                 f"--data-root: {root} needs a folder of images per class, has {found}"
             )
-        if classes is not None and self.classes != classes:
+        if classes is not None and self.classes != [*classes]:
             raise SettingsError(f"--data-root: {root} does not have the same classes as train")
         self.samples = [(p, n) for n, name in enumerate(self.classes) for p in _images(root / name)]
         self.targets = [label for _, label in self.samples]
