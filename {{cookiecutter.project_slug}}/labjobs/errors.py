@@ -44,12 +44,13 @@ def require(fine: bool, flag: str, value: object, wanted: str) -> None:
         raise SettingsError(f"{flag} {value}: must be {wanted}")
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown word: the nearest known one, or all of them."""
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return the end of a message about an unknown word: the nearest known one or, if none is near,
+    `otherwise`, by default all of them."""
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1)
     every = f"known: {', '.join(known)}" if known else "there are none"
-    return f"did you mean {near[0]}?" if near else every
+    return f"did you mean {near[0]}?" if near else otherwise or every
 
 
 def require_known(words: Iterable[str], known: Collection[str], line: str) -> None:

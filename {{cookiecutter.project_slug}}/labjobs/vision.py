@@ -286,8 +286,8 @@ def torchvision_classifier(
     """
     known = _models().list_models(module=_models())
     if name not in known:
-        hint = did_you_mean(name, [*others, *known])
-        hint = hint if hint.startswith("did") else f"known: {', '.join(others)} and torchvision's"
+        every = f"known: {', '.join(others)} and torchvision's"
+        hint = did_you_mean(name, [*others, *known], every)
         raise SettingsError(f"--model {name}: no such model; {hint}")
     if not spec.mean:
         raise SettingsError(f"--model {name}: takes uint8 images (C, H, W), unlike this data")
