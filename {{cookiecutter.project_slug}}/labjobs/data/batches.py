@@ -135,7 +135,7 @@ def make(
         raise SettingsError("--dataset: one of its parts has no examples")
     order = Order(indices, batch_size, seed, rank)
     if loader == "resident" or (loader == "auto" and not collate and _fits(dataset, device)):
-        return Resident(_stored(dataset, device, processes), order, device)
+        return Resident(dataset, order, device, processes)
     return Workers(dataset, order, device, processes, collate)
 
 
@@ -147,12 +147,20 @@ class Resident(Batches):
 
     order: Order
 
-    def __init__(self, stored: "_Stored", order: Order, device: torch.device) -> None:
+    def __init__(
+        self, dataset: Dataset[Any], order: Order, device: torch.device, processes: int
+    ) -> None:
         super().__init__(order, "resident")
-        self._device, self._stored = device, stored  # kept alive
-        self._leaves: list[Tensor] = trees.leaves(stored.examples)
+        self._device, self._dataset = device, dataset  # kept alive, since its address is its key
+        key = id(dataset), device
+        if key in _RESIDENT:
+            whole = _RESIDENT[key]._examples
+        else:
+            whole = trees.mapped(lambda leaf: leaf.to(device), _everything(dataset, processes))
+        self._examples = whole
+        _RESIDENT[key] = self
+        self._leaves: list[Tensor] = trees.leaves(whole)
         self._bytes = max(1, sum(leaf[:1].nbytes for leaf in self._leaves))
-        whole = stored.examples
         flat = type(whole) is tuple and all(isinstance(each, Tensor) for each in whole)
         self._filled = tuple if flat else partial(trees.filled, whole)
 
@@ -170,24 +178,8 @@ class Resident(Batches):
             begin += sum(now)
 
 
-class _Stored:
-    """All examples of a dataset, as one batch on the device."""
-
-    def __init__(self, dataset: Dataset[Any], everything: Any, device: torch.device) -> None:
-        self.dataset = dataset  # kept alive, because it is identified by its address
-        self.examples = trees.mapped(lambda leaf: leaf.to(device), everything)
-
-
-_STORED: WeakValueDictionary[tuple[int, torch.device], _Stored] = WeakValueDictionary()
-"""The data by dataset and device, while batches of it are in use: all subsets share one copy."""
-
-
-def _stored(dataset: Dataset[Any], device: torch.device, processes: int) -> _Stored:
-    key = id(dataset), device
-    stored = _STORED.get(key)
-    if stored is None:
-        stored = _STORED[key] = _Stored(dataset, _everything(dataset, processes), device)
-    return stored
+_RESIDENT: WeakValueDictionary[tuple[int, torch.device], Resident] = WeakValueDictionary()
+"""Batches by dataset and device, while they are in use: all subsets share one copy of the data."""
 
 
 def _everything(dataset: Dataset[Any], processes: int) -> Any:
@@ -202,7 +194,7 @@ def _everything(dataset: Dataset[Any], processes: int) -> Any:
 
 def _fits(dataset: Dataset[Any], device: torch.device) -> bool:
     """Whether a dataset is on the device already, or small enough for it."""
-    if (id(dataset), device) in _STORED or (tensors(dataset) and device.type == "cpu"):
+    if (id(dataset), device) in _RESIDENT or (tensors(dataset) and device.type == "cpu"):
         return True
     example = examples_at(dataset, torch.tensor([0]))
     size = sum(leaf.nbytes for leaf in trees.leaves(example)) * len(cast(Sized, dataset))
