@@ -146,6 +146,7 @@ class Resident(Batches):
     """Picks batches by index from data on the device: nothing is copied during training."""
 
     order: Order
+    _examples: Any  # all of the dataset, as one batch on the device
 
     def __init__(
         self, dataset: Dataset[Any], order: Order, device: torch.device, processes: int
