@@ -96,7 +96,7 @@ def test_hidden_files_and_folders_are_neither_classes_nor_images(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(image)
     (tmp_path / ".empty").mkdir()
-    found = ImageFolder(tmp_path, 16)
+    found = ImageFolder(tmp_path, 16, ("cat", "dog"))
     assert found.classes == ["cat", "dog"] and len(found) == 6
     assert everything(found)[1] == expected[1] and (everything(found)[0] == expected[0]).all()
 

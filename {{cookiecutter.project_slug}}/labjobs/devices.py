@@ -403,8 +403,7 @@ class Precision:
     """
 
     def __init__(self, name: str, device: torch.device, keep_weights: bool = True) -> None:
-        unknown_yet = device.type == "meta"  # Slurm will give a GPU
-        if name in ("fp16", "tf32") and device.type != "cuda" and not unknown_yet:
+        if name in ("fp16", "tf32") and device.type not in ("cuda", "meta"):  # Slurm's GPU is meta
             raise SettingsError(
                 f"--precision {name}: needs a CUDA GPU, this job runs on {device.type}"
             )
@@ -449,9 +448,7 @@ class GlobalStreams:
     def separate(self) -> None:
         """From here on, each process of the job draws its own numbers."""
         if number := self._processes.rank.number:  # those of process 0 go on as they are
-            words = f"{self._seed}/process/{number}"
-            digest = hashlib.sha256(words.encode()).digest()
-            _seed_all(int.from_bytes(digest[:8], "big") >> 1)
+            _seed_all(seed_for(self._seed, "process", number))
         self._begun = self._own_state()
 
     def state_dict(self) -> dict[str, Any]:
@@ -483,12 +480,15 @@ class GlobalStreams:
             )
 
     def _own_state(self) -> dict[str, Any]:
-        on_host, kind = host_numbers(), self._device.type
-        on_cpu, module = on_host["torch"], _module(self._device)
-        return {
-            **on_host,
-            "device": {kind: on_cpu if kind == "cpu" else module.get_rng_state(self._device)},
-        }
+        on_host, device = host_numbers(), self._device
+        own = on_host["torch"] if device.type == "cpu" else _module(device).get_rng_state(device)
+        return {**on_host, "device": {device.type: own}}
+
+
+def seed_for(seed: int, *use: str | int) -> int:
+    """Return the seed of one use of a job's seed: always the same, and another for each use."""
+    words = "/".join(map(str, (seed, *use)))
+    return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") >> 1
 
 
 def _seed_all(seed: int) -> None:

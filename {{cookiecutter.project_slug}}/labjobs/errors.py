@@ -44,12 +44,13 @@ def require(fine: bool, flag: str, value: object, wanted: str) -> None:
         raise SettingsError(f"{flag} {value}: must be {wanted}")
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown word: the nearest known one, or all of them."""
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return the end of a message about an unknown word: the nearest known one or, if none is near,
+    `otherwise`, by default all of them."""
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1)
     every = f"known: {', '.join(known)}" if known else "there are none"
-    return f"did you mean {near[0]}?" if near else every
+    return f"did you mean {near[0]}?" if near else otherwise or every
 
 
 def require_known(words: Iterable[str], known: Collection[str], line: str) -> None:
@@ -77,7 +78,6 @@ OUT_OF_MEMORY = (
 )
 """How an error says that memory is missing. A GPU that is nearly full fails in its libraries."""
 
-
 BROKEN_GPU = (
     "uncorrectable (ECC|NVLink) error|device\\(s\\) is/are busy or unavailable|"
     "no CUDA-capable device|fallen off the bus|GPU is lost"
@@ -87,12 +87,12 @@ BROKEN_GPU = (
 
 def cause(error: BaseException) -> str:
     """Return an error in one line; one from a loader's process comes with its trace before it."""
+    number = error.errno if isinstance(error, OSError) else None
     # Libraries that are not in Python say it in words alone.
-    in_words = not isinstance(error, OSError) and any(os.strerror(n) in str(error) for n in FULL)
-    if in_words or (isinstance(error, OSError) and error.errno in FULL):
+    if number in FULL or any(os.strerror(each) in str(error) for each in FULL):
         return f"{DISK_IS_FULL}; free some space and give the same command again"
-    if isinstance(error, OSError) and error.errno in LIMITS:
-        return f"{error.strerror}; raise the limit with `{LIMITS[error.errno]}` in the shell"
+    if number in LIMITS:
+        return f"{os.strerror(number)}; raise the limit with `{LIMITS[number]}` in the shell"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     lines = str(error).strip().splitlines() or [""]

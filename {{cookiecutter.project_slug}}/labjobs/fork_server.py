@@ -133,7 +133,7 @@ def start(
         umask = os.umask(0o077)  # which can be read only by setting it
         os.umask(umask)
         request = {"words": [*words], "folder": str(folder), "env": env, "session": session}
-        request |= {"umask": umask}  # of a folder that a group shares
+        request["umask"] = umask  # of a folder that a group shares
         with suppress(OSError):  # it has ended, or the request is too large
             ours, theirs = socket.socketpair()
             with theirs:

@@ -158,7 +158,6 @@ ROLES: Mapping[str, Role] = {
 }
 """The roles of settings with these names, unless they declare another one."""
 
-
 HELD_OUT = ("fold", "split_seed", "val_fraction")
 """Settings that say which examples are not trained on."""
 

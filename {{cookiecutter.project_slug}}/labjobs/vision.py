@@ -52,7 +52,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
             raise SettingsError(
                 f"--data-root: {root} needs a folder of images per class, has {found}"
             )
-        if classes is not None and self.classes != classes:
+        if classes is not None and self.classes != [*classes]:
             raise SettingsError(f"--data-root: {root} does not have the same classes as train")
         self.samples = [(p, n) for n, name in enumerate(self.classes) for p in _images(root / name)]
         self.targets = [label for _, label in self.samples]
@@ -179,8 +179,7 @@ def published(name: str, root: Path) -> tuple[TensorDataset, list[str], TensorDa
 
 @contextmanager
 def fetching(root: Path) -> Iterator[None]:
-    """Raise SettingsError, in one line, for any error while torchvision downloads or reads a
-    dataset in a folder."""
+    """Raise SettingsError for any error while torchvision fetches or reads data in a folder."""
     try:
         yield
     except (SettingsError, JobError):
@@ -287,8 +286,8 @@ def torchvision_classifier(
     """
     known = _models().list_models(module=_models())
     if name not in known:
-        hint = did_you_mean(name, [*others, *known])
-        hint = hint if hint.startswith("did") else f"known: {', '.join(others)} and torchvision's"
+        every = f"known: {', '.join(others)} and torchvision's"
+        hint = did_you_mean(name, [*others, *known], every)
         raise SettingsError(f"--model {name}: no such model; {hint}")
     if not spec.mean:
         raise SettingsError(f"--model {name}: takes uint8 images (C, H, W), unlike this data")

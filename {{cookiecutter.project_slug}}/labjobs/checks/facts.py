@@ -32,7 +32,6 @@ from labjobs.data.batches import Batches, has_state, is_stream
 from labjobs.data.order import Sampler
 from labjobs.errors import JobError, SettingsError
 from labjobs.evidence.canonical import short
-from labjobs.job import journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Paused
 from labjobs.sources import Place, is_students, place
@@ -337,18 +336,12 @@ class Kind(IntEnum):
     RESULT = 5
 
 
-LOGGED = (Kind.TRAINING, Kind.EVALUATION, Kind.RESULT)  # kinds of facts that the journal has
-
-
 class Fact(NamedTuple):
     """Something recorded about a trial under this name; facts are sorted in the order of a job."""
 
     step: int
     kind: Kind
     name: str
-
-
-Facts = Mapping[Fact, str]
 
 
 class Failure(NamedTuple):
@@ -474,40 +467,3 @@ class ShortJob(Job[Any]):
         if now in self._stops:
             self.outcome.stops = (now,)
             raise Paused("for a moment")
-
-
-def measured(attempt: Path, declared: Mapping[str, Any]) -> dict[Fact, str]:
-    """Return what the journal of an attempt has of declared metrics, and the learning rate."""
-    found = {}
-    for line in journal.lines_of(attempt):
-        for name, value in line.get("metrics", {}).items():
-            part, _, metric = name.removeprefix("best_").partition("_")
-            if metric not in declared and name != "lr":
-                continue
-            if part == "test" or name.startswith("best_"):
-                fact = Fact(STEPS, Kind.RESULT, name)
-            else:
-                kind = Kind.EVALUATION if part == "val" else Kind.TRAINING
-                fact = Fact(line["step"], kind, name)
-            found[fact] = repr(value)
-    return found
-
-
-def first_difference(one: Facts, other: Facts) -> Fact | None:
-    """Return the first fact that is not the same in two trials; None if all are."""
-    differ = [fact for fact in {**one, **other} if one.get(fact) != other.get(fact)]
-    return min(differ, default=None)
-
-
-def difference(fact: Fact, one: Facts, other: Facts) -> str:
-    """Return in words how a fact differs."""
-    match fact.kind:
-        case Kind.START:
-            return f"the initial state of {fact.name} is not the same"
-        case Kind.BATCH:
-            return f"the batch of step {fact.step} is not the same"
-        case Kind.STATE:
-            return f"{fact.name} is not the same at the end"
-    was, now = one.get(fact, "missing"), other.get(fact, "missing")
-    at = "" if fact.kind == Kind.RESULT else f" at step {fact.step}"
-    return f"{fact.name}{at} was {was} and is now {now}"

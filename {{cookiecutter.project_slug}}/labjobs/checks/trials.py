@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from labjobs import layout
 from labjobs.checks.facts import (
     EVERY,
-    LOGGED,
+    STEPS,
     Answer,
     Fact,
     Failure,
@@ -29,14 +29,11 @@ from labjobs.checks.facts import (
     Outcome,
     ShortJob,
     attribute_at,
-    difference,
-    first_difference,
-    measured,
 )
 from labjobs.checks.watching import Watched
 from labjobs.cli.flags import option
 from labjobs.errors import JobError, SettingsError, cause
-from labjobs.job import terminal
+from labjobs.job import journal, terminal
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Stopped
 from labjobs.settings import Metric, value_at_start
@@ -112,7 +109,7 @@ class Trials:
         job = kind(folder, stops, self.smaller)
         job.outcome.failure = self._run(folder, job)
         if not job.outcome.failure:
-            job.outcome.facts |= measured(folder.path, folder.metrics)
+            job.outcome.facts |= _measured(folder.path, folder.metrics)
         return job.outcome
 
     def _folder_of(self, name: str) -> JobFolder[Any]:
@@ -147,9 +144,25 @@ class Trials:
         return None
 
 
+def _measured(attempt: Path, declared: Mapping[str, Any]) -> dict[Fact, str]:
+    """Return what the journal of an attempt has of declared metrics, and the learning rate."""
+    found = {}
+    for line in journal.lines_of(attempt):
+        for name, value in line.get("metrics", {}).items():
+            part, _, metric = name.removeprefix("best_").partition("_")
+            if metric not in declared and name != "lr":
+                continue
+            if part == "test" or name.startswith("best_"):
+                fact = Fact(STEPS, Kind.RESULT, name)
+            else:
+                kind = Kind.EVALUATION if part == "val" else Kind.TRAINING
+                fact = Fact(line["step"], kind, name)
+            found[fact] = repr(value)
+    return found
+
+
 def _in_process(function: Callable[[], T]) -> T:
-    """Return what a function returns in a process that is forked for it; raises its
-    SettingsError."""
+    """Return what a function returns in a process forked for it; raises its SettingsError."""
     receiving, sending = FORK.Pipe(duplex=False)
     process = FORK.Process(target=_send, args=(function, sending))
     process.start()
@@ -175,6 +188,29 @@ def _send(function: Callable[[], Any], sending: Connection) -> None:
         sending.send(function())
     except SettingsError as error:
         sending.send(error)
+
+
+Facts = Mapping[Fact, str]
+
+
+def _first_difference(one: Facts, other: Facts) -> Fact | None:
+    """Return the first fact that is not the same in two trials; None if all are."""
+    differ = [fact for fact in {**one, **other} if one.get(fact) != other.get(fact)]
+    return min(differ, default=None)
+
+
+def _difference(fact: Fact, one: Facts, other: Facts) -> str:
+    """Return in words how a fact differs."""
+    match fact.kind:
+        case Kind.START:
+            return f"the initial state of {fact.name} is not the same"
+        case Kind.BATCH:
+            return f"the batch of step {fact.step} is not the same"
+        case Kind.STATE:
+            return f"{fact.name} is not the same at the end"
+    was, now = one.get(fact, "missing"), other.get(fact, "missing")
+    at = "" if fact.kind == Kind.RESULT else f" at step {fact.step}"
+    return f"{fact.name}{at} was {was} and is now {now}"
 
 
 # What the trials say about each guarantee.
@@ -218,12 +254,12 @@ def _exact_resume(trials: Trials) -> Answer:
         return Answer(unknown="since it trains in no job.steps(…)")
     if _before_interruption(trials):
         return Answer(unknown="since the same seed does not give the same bits")
-    found = first_difference(whole.facts, parts.facts)
+    found = _first_difference(whole.facts, parts.facts)
     if found is None:
         return Answer()
     if trials.bits_may_differ:
         return Answer(unknown=ON_GPU)
-    said = f"continued, {difference(found, whole.facts, parts.facts)}"
+    said = f"continued, {_difference(found, whole.facts, parts.facts)}"
     states = [fact for fact in whole.facts if fact.kind == Kind.STATE]
     differ = [fact.name for fact in states if whole.facts[fact] != parts.facts.get(fact)]
     if differ:
@@ -244,7 +280,7 @@ def _same_bits(trials: Trials) -> Answer:
         return Answer(tuple(seen.unstable))
     if trials.bits_may_differ:
         return Answer(unknown=ON_GPU)
-    said = f"run again, {difference(found, whole.facts, trials.interrupted.facts)}"
+    said = f"run again, {_difference(found, whole.facts, trials.interrupted.facts)}"
     why = ": a clock is read" if seen.clock else "; is something random without a seed?"
     return Answer((Finding(seen.clock or whole.resumed_at, f"{said}{why}"),))
 
@@ -253,7 +289,7 @@ def _before_interruption(trials: Trials) -> Fact | None:
     """The first fact that differs before the trial was interrupted: until then, an interrupted
     trial is the same job run again."""
     again = trials.interrupted
-    found = first_difference(trials.whole.facts, again.facts)
+    found = _first_difference(trials.whole.facts, again.facts)
     if found is None or again.failure:
         return None
     before = not again.stops or (found.step, found.kind) <= (again.stops[0].step, Kind.TRAINING)
@@ -275,8 +311,9 @@ def _evaluation(trials: Trials) -> Answer:
     place = (drew or [at for _, at in seen.evaluations])[0]
     drawn = ": random numbers are drawn" if drew else ""
     both = trials.whole.facts, seen.facts
-    logged = ({f: v for f, v in facts.items() if f.kind in LOGGED} for facts in both)
-    differs = first_difference(*logged)
+    in_journal = (Kind.TRAINING, Kind.EVALUATION, Kind.RESULT)
+    logged = ({f: v for f, v in facts.items() if f.kind in in_journal} for facts in both)
+    differs = _first_difference(*logged)
     if differs and differs.kind != Kind.TRAINING:
         text = f"{differs.name} is not the same when it is evaluated again{drawn}"
         found.append(Finding(place, text))

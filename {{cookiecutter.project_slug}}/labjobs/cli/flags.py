@@ -42,10 +42,6 @@ SCALARS: dict[type, tuple[Callable[[str], Any], str]] = {  # in the order in whi
 }
 """The types that a setting may have: how a value is read, and its name in messages."""
 
-IN_TUPLES = {int, float, JobId, str}  # the types that the elements of a tuple may have
-
-SUPPORTED = f"{', '.join(kind.__name__ for kind in SCALARS)}, Literal, a tuple, a union or None"
-
 
 class Reader:
     """Reads a value of an annotated type from its text: first the `words` that are values, those of
@@ -64,7 +60,8 @@ class Reader:
             elif part in SCALARS or _is_tuple(part):
                 self.types.append(part)
             else:
-                raise TypeError(f"its type must be {SUPPORTED}")
+                names = ", ".join(kind.__name__ for kind in SCALARS)
+                raise TypeError(f"its type must be {names}, Literal, a tuple, a union or None")
         order = [*SCALARS]
         self.types.sort(key=lambda kind: order.index(kind if kind in SCALARS else Path))
 
@@ -115,7 +112,8 @@ def as_plain(value: Any) -> Any:
 
 def _is_tuple(annotation: Any) -> bool:
     elements = {*get_args(annotation)} - {Ellipsis}
-    return get_origin(annotation) is tuple and bool(elements) and elements <= IN_TUPLES
+    plain = bool(elements) and elements <= {int, float, JobId, str}
+    return get_origin(annotation) is tuple and plain
 
 
 def _read(kind: Any, text: str) -> Any:

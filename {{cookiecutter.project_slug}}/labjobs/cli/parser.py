@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -31,12 +31,17 @@ def parse(kind: type[S], runtime: type[R], argv: Sequence[str]) -> tuple[S, R]:
     found, unknown = parser.parse_known_args(argv)
     if unknown:
         raise SettingsError(_unknown(unknown[0], kind, known))
-    if [] in vars(found).values():  # what argparse makes of `--note=--`
-        raise SettingsError("'--' cannot be a value")
-    given: dict[str, str] = vars(found)
+    settings, given = flags.of(kind), dict[str, str]()
+    for name, texts in vars(found).items():
+        if [] in texts:  # what argparse makes of `--note=--`
+            raise SettingsError("'--' cannot be a value")
+        first, *others = dict.fromkeys(texts)
+        if others and name in settings:  # the engine's may stand in front of all jobs of a sweep
+            line = f"given as {first} and as {others[0]}; give one of them"
+            raise SettingsError(f"{option(name)}: {line}")
+        given[name] = texts[-1]
     runs = Path(given.get("runs_root", getattr(runtime, "runs_root", "runs"))).expanduser()
     values = {name: known[name].read(_whole(known[name], given[name], runs)) for name in given}
-    settings = flags.of(kind)
     own = {name: values.pop(name) for name in [*values] if name in settings}
     _choose_length(settings, own)
     for name, flag in settings.items():
@@ -75,25 +80,14 @@ class Parser(argparse.ArgumentParser):
         raise SettingsError(message.removeprefix("argument "))
 
 
-class Once(argparse.Action):
-    """Stores the value of a setting, which may be given twice only with the same value."""
-
-    def __call__(self, parser: object, found: object, value: Any, option: object = None) -> None:
-        """Raise SettingsError for a second value."""
-        first = getattr(found, self.dest, value)
-        if first != value:
-            raise SettingsError(f"{option}: given as {first} and as {value}; give one of them")
-        setattr(found, self.dest, value)
-
-
 def unknown_flag(word: str, known: Sequence[str]) -> str:
     """Return the error message for a word that is not a flag."""
     if not word.startswith("-"):
         return f"{word!r} is not a flag; see --help"
     name = word.split("=")[0]
     usual = USUAL.get(name, "")
-    hint = f"did you mean {usual}?" if usual in known else did_you_mean(name, known)
-    return f"{name}: no such flag; {hint if hint.startswith('did') else 'see --help'}"
+    hint = did_you_mean(usual if usual in known else name, known, "see --help")
+    return f"{name}: no such flag; {hint}"
 
 
 def _unknown(word: str, kind: type, known: Mapping[str, Flag]) -> str:
@@ -131,13 +125,11 @@ def _command(kind: type, runtime: type) -> tuple[Mapping[str, Flag], Parser]:
         if not flag.rules.get("only_with") or own.keys() & {*flag.rules["only_with"]}
     }
     known = {**own, **offered}
-    parser = _parser(known, flags.of_fields(kind) | flags.of_fields(runtime), once=own)
+    parser = _parser(known, flags.of_fields(kind) | flags.of_fields(runtime))
     return known, parser
 
 
-def _parser(
-    known: Mapping[str, Flag], written: Mapping[str, tuple[str, str]], once: Collection[str]
-) -> Parser:
+def _parser(known: Mapping[str, Flag], written: Mapping[str, tuple[str, str]]) -> Parser:
     script = Path(sys.argv[0])
     parser = Parser(
         usage=f"{'bash' if script.suffix == '.sh' else 'python'} {script.name} [flags]",
@@ -153,11 +145,9 @@ def _parser(
         group = groups.get(heading) or parser.add_argument_group(heading)
         groups[heading] = group
         alone = True if bool in flag.reader.types else flag.rules.get("alone")
-        optional: dict[str, Any] = {} if alone is None else {"nargs": "?", "const": as_text(alone)}
-        metavar = "NAME" if flag.names else flag.reader.metavar
-        if name in once:  # the engine's own flags may stand in front of all jobs of a sweep
-            optional["action"] = Once
-        group.add_argument(option(name), metavar=metavar, help=_help(flag, text), **optional)
+        how: dict[str, Any] = {} if alone is None else {"nargs": "?", "const": as_text(alone)}
+        how["metavar"] = "NAME" if flag.names else flag.reader.metavar
+        group.add_argument(option(name), action="append", help=_help(flag, text), **how)
     return parser
 
 

@@ -89,27 +89,25 @@ def parse(flag: str, text: str) -> Range:
     """Return the range that a text such as `log 1e-4 1e-1` means. Raises SettingsError if it means
     none."""
     form, _, condition = text.partition(" if ")
-    kind = form.split(" ")[0]
+    kind, said = form.split(" ")[0], f"search: {flag} '{form}'"
     if kind not in KINDS:
         hint = f"{did_you_mean(kind, KINDS)}; settings that are the same for all jobs go after --"
-        raise SettingsError(f"search: {flag} '{form}': {hint}")
+        raise SettingsError(f"{said}: {hint}")
     try:
         words = shlex.split(form)[1:]
         if kind == "choice" and words:
             if len({*map(meaning, words)}) < len({*words}):
-                raise SettingsError(
-                    f"search: {flag} '{form}': two of its values are the same number"
-                )
+                raise SettingsError(f"{said}: two of its values are the same number")
             return Range(flag, text, condition, kind, choices=words)
         low, high = map(int if kind.endswith("int") else float, words)
     except ValueError:
         low, high = 0, -1
     if kind == "choice":
-        raise SettingsError(f"search: {flag} '{form}': must look like 'choice 32 64'")
+        raise SettingsError(f"{said}: must look like 'choice 32 64'")
     if kind == "normal":
         if not (high > 0 and math.isfinite(low + high)):
-            raise SettingsError(f"search: {flag} '{form}': must look like 'normal 0 1': mean, SD")
+            raise SettingsError(f"{said}: must look like 'normal 0 1': mean, SD")
     elif not low <= high or (kind.startswith("log") and low <= 0) or math.isinf(high - low):
         rising = "with two increasing numbers, both above 0 for log and logint"
-        raise SettingsError(f"search: {flag} '{form}': must look like '{kind} 1 10', {rising}")
+        raise SettingsError(f"{said}: must look like '{kind} 1 10', {rising}")
     return Range(flag, text, condition, kind, low, high)

@@ -49,26 +49,22 @@ GATHERED = 2**22  # bytes of batches that are picked at once, which costs less t
 
 
 class Batches:
-    """The batches of a dataset, a subset or a stream, on the device; `len` is their number in an
-    epoch, except for a stream.
+    """The batches of a dataset, a subset or a stream, on the device.
 
-    Several threads may iterate at once. `loader` is `resident` or `workers`, and `order` says which
-    examples make up which batch; None for a stream.
+    Several threads may iterate at once. `loader` is `resident` or `workers`; `order` says which
+    examples make up which batch, and `len` how many batches an epoch has. A stream has neither.
     """
 
     _readers: "Readers | None" = None
 
     def __init__(self, order: Order | None, loader: str) -> None:
         self.order, self.loader = order, loader
-        self.check: Callable[[], None] = lambda: None
-        """Called before each batch of an evaluation; may raise."""
-        self.watch: Callable[[], AbstractContextManager[object]] = nullcontext
-        """Makes a context for each pass of an evaluation."""
-        self.step: Callable[[], int] = lambda: 0
-        """Returns the optimizer steps that are done."""
+        self.check: Callable[[], None] = lambda: None  # before each evaluation batch; may raise
+        self.watch: Callable[[], AbstractContextManager[object]] = nullcontext  # for each pass
+        self.step: Callable[[], int] = lambda: 0  # returns the optimizer steps that are done
         self.passes = 0  # of evaluations, that have begun
+        # The group of each example (N,) of the whole dataset, if it was split by groups.
         self.groups: NDArray[np.int_] | None = None
-        """The group of each example (N,) of the whole dataset, if it was split by groups."""
 
     def __len__(self) -> int:
         if self.order is None:
@@ -139,7 +135,7 @@ def make(
         raise SettingsError("--dataset: one of its parts has no examples")
     order = Order(indices, batch_size, seed, rank)
     if loader == "resident" or (loader == "auto" and not collate and _fits(dataset, device)):
-        return Resident(_stored(dataset, device, processes), order, device)
+        return Resident(dataset, order, device, processes)
     return Workers(dataset, order, device, processes, collate)
 
 
@@ -150,13 +146,22 @@ class Resident(Batches):
     """Picks batches by index from data on the device: nothing is copied during training."""
 
     order: Order
+    _examples: Any  # all of the dataset, as one batch on the device
 
-    def __init__(self, stored: "_Stored", order: Order, device: torch.device) -> None:
+    def __init__(
+        self, dataset: Dataset[Any], order: Order, device: torch.device, processes: int
+    ) -> None:
         super().__init__(order, "resident")
-        self._device, self._stored = device, stored  # kept alive
-        self._leaves: list[Tensor] = trees.leaves(stored.examples)
+        self._device, self._dataset = device, dataset  # kept alive, since its address is its key
+        key = id(dataset), device
+        if key in _RESIDENT:
+            whole = _RESIDENT[key]._examples
+        else:
+            whole = trees.mapped(lambda leaf: leaf.to(device), _everything(dataset, processes))
+        self._examples = whole
+        _RESIDENT[key] = self
+        self._leaves: list[Tensor] = trees.leaves(whole)
         self._bytes = max(1, sum(leaf[:1].nbytes for leaf in self._leaves))
-        whole = stored.examples
         flat = type(whole) is tuple and all(isinstance(each, Tensor) for each in whole)
         self._filled = tuple if flat else partial(trees.filled, whole)
 
@@ -174,24 +179,8 @@ class Resident(Batches):
             begin += sum(now)
 
 
-class _Stored:
-    """All examples of a dataset, as one batch on the device."""
-
-    def __init__(self, dataset: Dataset[Any], everything: Any, device: torch.device) -> None:
-        self.dataset = dataset  # kept alive, because it is identified by its address
-        self.examples = trees.mapped(lambda leaf: leaf.to(device), everything)
-
-
-_STORED: WeakValueDictionary[tuple[int, torch.device], _Stored] = WeakValueDictionary()
-"""The data by dataset and device, while batches of it are in use: all subsets share one copy."""
-
-
-def _stored(dataset: Dataset[Any], device: torch.device, processes: int) -> _Stored:
-    key = id(dataset), device
-    stored = _STORED.get(key)
-    if stored is None:
-        stored = _STORED[key] = _Stored(dataset, _everything(dataset, processes), device)
-    return stored
+_RESIDENT: WeakValueDictionary[tuple[int, torch.device], Resident] = WeakValueDictionary()
+"""Batches by dataset and device, while they are in use: all subsets share one copy of the data."""
 
 
 def _everything(dataset: Dataset[Any], processes: int) -> Any:
@@ -206,7 +195,7 @@ def _everything(dataset: Dataset[Any], processes: int) -> Any:
 
 def _fits(dataset: Dataset[Any], device: torch.device) -> bool:
     """Whether a dataset is on the device already, or small enough for it."""
-    if (id(dataset), device) in _STORED or (tensors(dataset) and device.type == "cpu"):
+    if (id(dataset), device) in _RESIDENT or (tensors(dataset) and device.type == "cpu"):
         return True
     example = examples_at(dataset, torch.tensor([0]))
     size = sum(leaf.nbytes for leaf in trees.leaves(example)) * len(cast(Sized, dataset))
@@ -238,9 +227,8 @@ def _moved(leaf: Any, device: torch.device, ahead: bool) -> Any:
 
 
 def _moved_otherwise(leaf: Any, device: torch.device) -> Any:
-    """A value that is not a tensor but contains some, such as a PackedSequence, on the device;
-    texts and the like unchanged. Its contents cannot be handed over to another stream, so the
-    current stream copies it."""
+    """A value that is not a tensor but contains some, such as a PackedSequence, on the device. What
+    is in it cannot be handed over to another stream, so the current stream copies it."""
     return leaf.to(device) if hasattr(leaf, "to") and not isinstance(leaf, Tensor) else leaf
 
 
@@ -352,8 +340,9 @@ class Readers:
         self._new = new
         self._all: list[Processes] = []
         self._idle: list[Processes] = []
+        self.close = partial(_close, self._all)
         # Also at the end of Python, before multiprocessing kills them, which torch would report.
-        finalize(self, _close, self._all)
+        finalize(self, self.close)
 
     @contextmanager
     def one(self) -> Iterator[Processes]:
@@ -367,10 +356,6 @@ class Readers:
             yield reader
         finally:
             self._idle.append(reader)
-
-    def close(self) -> None:
-        """End the processes."""
-        _close(self._all)
 
 
 def _close(readers: list[Processes]) -> None:
@@ -399,8 +384,7 @@ class Workers(Batches):
     def epoch(self, number: int, done: int) -> Iterator[Any]:
         """Have the batches of an epoch read.
 
-        Towards the end of a shuffled epoch, and while the model is evaluated, the processes already
-        read the next epoch.
+        Towards the end of a shuffled epoch, and in evaluations, the next one is read already.
         """
         with self._readers.one() as reader:
             if reader.at != (number, done):
@@ -432,19 +416,9 @@ class _Whole(Dataset[Read]):
         return Read(examples_at(self._dataset, torch.from_numpy(indices), self._collate))
 
 
-# Batches of a stream, whose examples come one after another, without an index.
-#
-# A stream is a torch IterableDataset. It may have
-#
-#     state_dict(), load_state_dict(state)  to continue after the last example that it gave; without
-#                                           them, what a job has read is read again, and skipped:
-#                                           it has to be the same again, and the log says if not
-#     set_epoch(number)                     to be told how many times it has been read to its end
-#     num_shards, shard(num_shards, index)  to be read in parts by several processes, as Hugging
-#                                           Face's streams have it
-#
-# Parts take turns batch by batch, and their number does not depend on the machine: the batches are
-# the same with any number of processes.
+# Batches of a stream, whose examples come one after another, without an index: docs/recipes.md says
+# what it may have. Its parts take turns batch by batch, and their number does not depend on the
+# machine: the batches are the same with any number of processes.
 
 OTHER_EXAMPLES = (
     "the stream gives other examples when it is read again, so the job does not continue as it "
@@ -453,12 +427,6 @@ OTHER_EXAMPLES = (
 )
 
 MOST_PARTS = 8  # parts that a stream is read in, if it has as many shards
-
-States = Sequence[bytes | None]
-"""The state of each part, pickled by the process that reads it; None before its first batch.
-
-They are pickled since tensors would go to the job through shared memory, batch by batch.
-"""
 
 
 def is_stream(dataset: Any) -> bool:
@@ -471,7 +439,9 @@ class Place:
 
     def __init__(self) -> None:
         self.batches = 0
-        self.parts: list[bytes | None] = []  # the state of each part
+        # The state of each part; None before its first batch. The process that reads the part has
+        # pickled it, since tensors would come through shared memory, batch by batch.
+        self.parts: list[bytes | None] = []
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of batches, and the state of each part."""
@@ -521,8 +491,7 @@ class Stream(Batches):
 
     def endless(self, epoch: int, batch: int, place: Place) -> Iterator[tuple[Any, int]]:
         """Yield batches from a place on, pass after pass, with the number of examples in each;
-        `place` is updated. Raises JobError if it is a place in another stream, or not in a
-        stream."""
+        `place` is updated. Raises JobError if it is not a place in such a stream."""
         states = place.parts or [None] * self._parts
         if len(states) != self._parts:
             raise JobError(
@@ -559,7 +528,7 @@ Turn = tuple[int, tuple[bytes | None, bool] | None]
 whether it is read without end."""
 
 
-def _turns(begin: int, states: States, endless: bool) -> Iterator[Turn]:
+def _turns(begin: int, states: Sequence[bytes | None], endless: bool) -> Iterator[Turn]:
     for number in count(begin):
         first = number < begin + len(states)
         yield number, (states[number % len(states)], endless) if first else None
@@ -575,8 +544,8 @@ class _Parts(Dataset[Read]):
         self._open: dict[int, tuple[Any, dict[str, Any], bool, Iterator[Any]]] = {}
 
     def __getitem__(self, turn: Turn) -> Read:
-        """Return the next batch of the part whose turn it is, with its number of examples, the
-        state of the part after it, if there is another pass, and whether the examples that were
+        """Return the next batch of the part whose turn it is; about it, its number of examples, the
+        state of the part after it if that is read without end, and whether the examples that were
         skipped before it are others than at first; nothing if the part has ended."""
         number, opening = turn
         index = number % self._count

@@ -1,6 +1,5 @@
 """Which examples of a dataset make up which batch."""
 
-import hashlib
 from collections.abc import Callable, Sequence, Sized
 from functools import cached_property
 from typing import Any, cast
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from labjobs.data import trees
+from labjobs.devices import seed_for
 from labjobs.distributed.ranks import ALONE, Rank
 from labjobs.errors import JobError, SettingsError
 
@@ -25,13 +25,11 @@ def generator(seed: int, *use: str | int) -> torch.Generator:
 
     Streams for different uses are independent; the same use always gives the same stream.
     """
-    words = "/".join(map(str, (seed, *use)))
-    number = int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big")
-    return torch.Generator().manual_seed(number >> 1)
+    return torch.Generator().manual_seed(seed_for(seed, *use))
 
 
 class Order:
-    """Which examples make up which batch, epoch by epoch.
+    """Which examples make up which batch, epoch by epoch, from 1; number 0 is for evaluation.
 
     With a seed, each epoch is shuffled in its own way; without, the order is the dataset's. When
     shuffling, a last batch with a single example is left out, because batch norm cannot handle it.
@@ -59,8 +57,7 @@ class Order:
         return len(self.own_sizes(0))
 
     def sizes(self, number: int) -> list[int]:
-        """Return how many examples all processes together have of each batch of an epoch, counted
-        from 1; 0 is for evaluation."""
+        """Return how many examples each batch of an epoch has, in all processes together."""
         return [*map(Tensor.numel, self._batches(number))]
 
     def own_sizes(self, number: int) -> list[int]:

@@ -102,8 +102,7 @@ def _apportioned(fraction: float, sizes: NDArray[Any], random: torch.Generator) 
 
 
 def nearest(sizes: Ints, wanted: int) -> list[int]:
-    """Return the indices of groups whose sizes, taken from `sizes` (G,), add up to the wanted sum
-    as nearly as possible.
+    """Return the indices of groups whose `sizes` (G,) add up to the wanted sum, or nearly.
 
     Earlier groups are preferred, so groups in a random order give a random choice. If more than
     FREE groups are needed, the first ones are taken whatever their sizes, and the last FREE are
@@ -174,8 +173,7 @@ def _folds(
 def check_groups(groups: Values, **parts: Dataset[Any] | Values | None) -> None:
     """Raise SettingsError if examples of a group are in more than one part.
 
-    A part may also be given as the groups of its examples, for example if it comes from another
-    dataset.
+    A part, such as one of another dataset, may also be given as the groups of its examples.
     """
     first: dict[Any, str] = {}
     twice: dict[Any, str] = {}
@@ -185,7 +183,7 @@ def check_groups(groups: Values, **parts: Dataset[Any] | Values | None) -> None:
             "--dataset: its parts come from several datasets; give groups for each part"
         )
     for dataset in datasets:
-        _note_groups(dataset, groups)
+        _noted[id(dataset)] = dataset, groups
     for name, part in parts.items():
         if part is None:
             continue
@@ -201,11 +199,6 @@ def check_groups(groups: Values, **parts: Dataset[Any] | Values | None) -> None:
 
 
 _noted: dict[int, tuple[Any, Values]] = {}  # datasets, each with the groups of its examples
-
-
-def _note_groups(part: Dataset[Any], groups: Values) -> None:
-    dataset = underlying(part)[0]
-    _noted[id(dataset)] = dataset, groups
 
 
 def groups_of(part: Dataset[Any]) -> Ints | None:
@@ -234,7 +227,8 @@ class _Units:
         self.of, grouped = np.arange(count), list[Any]()
         label, self._names = np.zeros(count, dtype=int), list[Any]()
         if groups is not None:
-            _note_groups(dataset, groups)
+            whole, _ = underlying(dataset)
+            _noted[id(whole)] = whole, groups
             self.of, grouped = _numbered(_values(dataset, groups, "groups"), "groups")
         if labels is not None:
             label, self._names = _numbered(_values(dataset, labels, "labels"), "labels")
