@@ -394,10 +394,15 @@ def grouped(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     present code, and over how many of them (`n`)."""
     alike: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        of = roles(identity.read(row["script"]).settings)
-        row["settings"] = {k: v for k, v in row["settings"].items() if of.get(k) != "repeat"}
+        row["settings"] = without_repeats(row["script"], row["settings"])
         alike.setdefault(str((row["script"], row["settings"])), []).append(row)
     return [_means(own) for own in alike.values()]
+
+
+def without_repeats(script: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a script's job but those that are repeats, such as the seed."""
+    of = roles(identity.read(script).settings)
+    return {name: value for name, value in settings.items() if of.get(name) != "repeat"}
 
 
 def _means(alike: list[dict[str, Any]]) -> dict[str, Any]:
