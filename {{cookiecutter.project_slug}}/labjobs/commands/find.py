@@ -50,10 +50,8 @@ Answer = tuple[float | int | None, str, Sequence[Row]]
 
 def find(_: Project, given: Namespace) -> int:
     """Find what `given.command` names for the job with these flags, and print it; return the exit
-    status: 0 if something is suggested, else 1.
-
-    Raises SettingsError for wrong flags, JobError if a job cannot be measured.
-    """
+    status: 0 if something is suggested, else 1. Raises SettingsError for wrong flags, JobError if a
+    job cannot be measured."""
     for flag, least in {"steps": 20, "seeds": 1, "smallest": 1, "largest": 0}.items():
         value = getattr(given, flag, None)
         require(value is None or value >= least, f"--{flag}", value, f"at least {least}")
@@ -71,14 +69,9 @@ def find(_: Project, given: Namespace) -> int:
     then = job if value is None else _changed(job, **{name: value})
     following = shlex.join(["python", *words_of(then)])
     if given.json:
-        content = {
-            "suggestion": None if value is None else {name: value},
-            "why": why,
-            "rows": rows,
-            "jobs": trials.jobs,
-            "next": following,
-        }
-        print(json_of(content))
+        found = None if value is None else {name: value}
+        about = {"suggestion": found, "why": why, "rows": rows, "jobs": trials.jobs}
+        print(json_of({**about, "next": following}))
     else:
         _print_table(rows)
         suggestion = f"suggestion: {option(name)} {value} ({why})"
@@ -101,10 +94,7 @@ def _print_table(rows: Sequence[Row]) -> None:
 
 # The jobs that measure.
 
-REFUSED = (
-    *("check", "continue_anyway", "force", "log_every", "pause_after", "profile", "quiet"),
-    "scratch",
-)
+REFUSED = "check continue_anyway force log_every pause_after profile quiet scratch".split()
 """Flags of the engine that the finder sets itself, or with which nothing is measured."""
 
 LONG = 1_000_000  # optimizer steps of a job that pauses long before it is evaluated
@@ -166,10 +156,8 @@ class OutOfMemory(JobError):
 
 class Trials:
     """Runs jobs for a purpose, such as `find lr`, on the device that --device names; with `again`,
-    jobs that were run before are run again. `jobs` are the ids of those that were measured.
-
-    Raises SettingsError for a GPU that does not exist.
-    """
+    jobs that were run before are run again. `jobs` are the ids of those that were measured. Raises
+    SettingsError for a GPU that does not exist."""
 
     def __init__(self, purpose: str, device: str, again: bool) -> None:
         self.jobs: list[str] = []
@@ -191,11 +179,8 @@ class Trials:
 
     def measure(self, job: JobFolder[Any], metric: str, cure: str = "") -> list[Point]:
         """Return the points of a job that have a metric; run it, if it is not measured yet. `cure`
-        says what to do if there are none.
-
-        Raises SettingsError for wrong settings, JobError for a job that cannot be measured, and
-        Interrupted after a signal has stopped it.
-        """
+        says what to do if there are none. Raises SettingsError for wrong settings, JobError for a
+        job that cannot be measured."""
         outcome, said = job.outcome(), ""
         over = self._again or bool(job.evidence.change) or self._was_other(job)
         if over or not (outcome.get("status") in MEASURED or _lacked_memory(outcome)):

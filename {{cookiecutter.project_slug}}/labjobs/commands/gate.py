@@ -69,10 +69,8 @@ SAME = attrgetter("against", "code", "flags", "metric")
 
 def judge(project: Project, given: Namespace) -> int:
     """Run the repeats, print the answer, and note it in `tries.jsonl`; return 0 if it is `better`.
-
     Raises SettingsError for jobs, flags or a metric with which nothing can be compared, JobError
-    if a repeat does not finish.
-    """
+    if a repeat does not finish."""
     require(given.at_most is None or given.at_most > 0, "--at-most", given.at_most, "at least 1")
     group, begins = _group(project, given.against)
     tried = {job.id: _tried(job, given.words) for job in group}
