@@ -233,8 +233,7 @@ def print_docs(_: Project, given: argparse.Namespace) -> None:
             print(f"{name:{max(map(len, pages))}}  {lines[0].removeprefix('# ')}")
         print("python jobs.py docs NAME shows a page, docs WORD the lines that have a word")
     elif wanted in pages:
-        # A pager waits for keys, which a program that reads the page does not press.
-        (pydoc.pager if sys.stdout.isatty() else print)("\n".join(pages[wanted]))
+        pydoc.pager("\n".join([*pages[wanted], ""]))  # which prints where there is no terminal
     else:
         every = [f"{name}: {text.strip()}" for name, lines in pages.items() for text in lines]
         found = [text for text in every if wanted.lower() in text.partition(": ")[2].lower()]

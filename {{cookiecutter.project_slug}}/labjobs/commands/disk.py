@@ -30,8 +30,6 @@ KINDS = {
 }
 """What the files and folders of an attempt are."""
 
-OTHERS = "journals and records"
-
 BESIDE = (layout.CACHE, layout.SWEEPS, layout.EXPORTED, *layout.COPIES, "mlflow.db", "mlruns")
 """What else jobs leave in the project's folder."""
 
@@ -49,7 +47,8 @@ def print_disk(project: Project, given: argparse.Namespace) -> None:
         first, *rest = path.relative_to(runs if path.is_relative_to(runs) else PROJECT).parts
         own = JOB_ID.fullmatch(first)
         jobs.update({first: size} if own else {})
-        kinds[KINDS.get((*rest, "", "")[1], OTHERS) if own else first] += size
+        kind = KINDS.get((*rest, "", "")[1], "journals and records")
+        kinds[kind if own else first] += size
     if given.json:
         print(json_of({"total": kinds.total(), "kinds": kinds, "jobs": jobs}))
         return

@@ -94,7 +94,10 @@ def _print_table(rows: Sequence[Row]) -> None:
 
 # The jobs that measure.
 
-REFUSED = "check continue_anyway force log_every pause_after profile quiet scratch".split()
+REFUSED = (
+    *("check", "continue_anyway", "force", "log_every", "pause_after", "profile", "quiet"),
+    "scratch",
+)
 """Flags of the engine that the finder sets itself, or with which nothing is measured."""
 
 LONG = 1_000_000  # optimizer steps of a job that pauses long before it is evaluated

@@ -108,7 +108,11 @@ def _write(part: Path, every: Iterable[Path], given: argparse.Namespace) -> list
             if attempts.status_of(path) != "finished" or not attempt.about:
                 raise JobError("records are missing or damaged")
             _write_attempt(attempt, runs, given.weights, given.logs)
-    drawn = [file for word in given.what for file in _write_figure(Path(word), part)]
+    drawn = list[Path]()
+    for figure in filter(Path.is_file, map(Path, given.what)):
+        (part / "figures").mkdir(exist_ok=True)
+        for file in sorted(figure.parent.glob(f"{figure.stem}.*")):
+            drawn.append(Path(shutil.copyfile(file, part / "figures" / file.name)))
     if (PROJECT / "vendor").is_dir():
         shutil.copytree(PROJECT / "vendor", part / "vendor")
     _write_page(part, every, drawn)
@@ -160,9 +164,12 @@ def _write_attempt(attempt: Recorded, runs: Path, weights: bool, logs: bool) -> 
     _write_journal(attempt, folder)
     if (drawn := source.parent / layout.DRAWN).exists():
         shutil.copyfile(drawn, folder.parent / layout.DRAWN)
-    for name in _shared(attempt):
+    shared = [attempt.about.get(name) for name in (CODE_COPY, ENGINE_COPY, INSTALLED, "split")]
+    shared.append(f"{layout.CODES}/{code_evidence.definitions(source).name}")
+    shared.append(f"{layout.DATA_LISTS}/{data_evidence.digest(source)}.jsonl")
+    for name in filter(None, shared):
         path = source.parents[1] / name
-        if path.is_file() and not (runs / name).exists():  # there need not be a split
+        if path.is_file() and not (runs / name).exists():  # another attempt may share it
             (runs / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(path, runs / name)
 
@@ -174,15 +181,6 @@ def _is_whole(path: Path) -> bool:
             return packed.testzip() is None
     except (BadZipFile, zlib.error, NotImplementedError):
         return False
-
-
-def _shared(attempt: Recorded) -> Iterator[str]:
-    """The names of the files that an attempt shares with others: its code, versions, data and
-    split."""
-    yield from (str(attempt.about.get(name, "")) for name in (CODE_COPY, ENGINE_COPY, INSTALLED))
-    yield f"{layout.CODES}/{code_evidence.definitions(attempt.path).name}"
-    yield f"{layout.DATA_LISTS}/{data_evidence.digest(attempt.path)}.jsonl"
-    yield str(attempt.about.get("split", ""))
 
 
 def _write_journal(attempt: Recorded, folder: Path) -> None:
@@ -198,14 +196,6 @@ def _write_journal(attempt: Recorded, folder: Path) -> None:
             if files := plain.get("files"):
                 plain["files"] = [name for name in files if (folder / name).exists()]
             file.write(journal.encoded(line["line"], json.dumps(plain), seed))
-
-
-def _write_figure(figure: Path, part: Path) -> Iterator[Path]:
-    """Copy the files of a figure or a table that was named, and yield them."""
-    if figure.is_file():
-        (part / "figures").mkdir(exist_ok=True)
-        for file in sorted(figure.parent.glob(f"{figure.stem}.*")):
-            yield Path(shutil.copyfile(file, part / "figures" / file.name))
 
 
 def _write_page(part: Path, every: Iterable[Path], drawn: list[Path]) -> None:
