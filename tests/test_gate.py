@@ -308,7 +308,8 @@ def test_a_group_is_of_one_script(light):
     other = SETTINGS.split("\n\n")[-1].replace("Settings", "Other").replace("dataset", "data")
     with (light.root / "settings.py").open("a") as file:
         file.write(other)
-    (light.root / "other.py").write_text(RUN.replace("Settings", "Other"))
+    script = RUN.replace("Settings", "Other").replace("[1:]), METRICS)", '[1:]), METRICS, "other")')
+    (light.root / "other.py").write_text(script)
     succeeded(light.do("python", "other.py"))
     words = "try", "--against", "lr=1", "--metric", "loss", "--", "--lr", "3"
     said = one_line(light.do("python", "jobs.py", *words), 2)

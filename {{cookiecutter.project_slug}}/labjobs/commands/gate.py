@@ -263,7 +263,8 @@ def _finished(job: JobFolder[Any]) -> Path | None:
     over = ["--force"] if job.latest and not job.begun else []  # other code has results, too
     command = [sys.executable, *find.words_of(job), *over, "--quiet"]
     status, said = run(command, PROJECT, os.environ)
-    print(said, file=sys.stderr, flush=True)
+    if said:
+        print(said, file=sys.stderr, flush=True)
     if path := attempts.finished_at(job.id, job.runs_root):
         return path
     if attempts.status_of(job.path) == "diverged":
