@@ -304,6 +304,18 @@ def test_a_group_is_one_setting(light):
     )
 
 
+def test_a_group_is_of_one_script(light):
+    other = SETTINGS.split("\n\n")[-1].replace("Settings", "Other").replace("dataset", "data")
+    with (light.root / "settings.py").open("a") as file:
+        file.write(other)
+    script = RUN.replace("Settings", "Other").replace("[1:]), METRICS)", '[1:]), METRICS, "other")')
+    (light.root / "other.py").write_text(script)
+    succeeded(light.do("python", "other.py"))
+    words = "try", "--against", "lr=1", "--metric", "loss", "--", "--lr", "3"
+    said = one_line(light.do("python", "jobs.py", *words), 2)
+    assert "these jobs differ in --script, --data" in said
+
+
 @pytest.mark.parametrize("noise", ["normal", "heavy tails", "few values"])
 def test_of_tries_that_change_nothing_at_most_5_percent_are_called_different(noise):
     """1,000 tries of up to 20 repeats, looked at after each of them."""

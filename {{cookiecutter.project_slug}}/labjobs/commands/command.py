@@ -35,41 +35,47 @@ class Command(NamedTuple):
     act: str
 
 
-def argument(name: str, about: str, **more: Any) -> Arguments:
-    """Return an argument: a flag, or a word that has to be given."""
-    return {name: {"help": about, **more}}
+def argument(name: str, about: str, metavar: str | None, **more: Any) -> Arguments:
+    """Return an argument with a value: a flag, or a word that has to be given."""
+    return {name: {"help": about, "metavar": metavar, **more}}
+
+
+def switch(flag: str, about: str) -> Arguments:
+    """Return a flag without a value."""
+    return {flag: {"help": about, "action": "store_true"}}
 
 
 def number(flag: str, about: str, default: int | None = None) -> Arguments:
     """Return a flag whose value is a whole number."""
-    return argument(flag, about, metavar="N", type=int, default=default)
+    return argument(flag, about, "N", type=int, default=default)
 
 
 def setting(usual: str) -> Arguments:
     """Return the flag that names the setting to find a value for."""
-    about = f"name of the setting (default: {usual})"
-    return argument("--setting", about, metavar="NAME", default=usual)
+    return argument("--setting", f"name of the setting (default: {usual})", "NAME", default=usual)
 
 
-JOB = argument("job", "a job's id, or the beginning of one", metavar="JOB")
-JSON = argument("--json", "print it as JSON", action="store_true")
-DRY_RUN = argument("--dry-run", "only print what would be removed", action="store_true")
+JOB = argument("job", "a job's id, or the beginning of one", "JOB")
+JOBS = argument("jobs", "a job's id, or the beginning of one", "JOB", nargs="+")
+JSON = switch("--json", "print it as JSON")
+DRY_RUN = switch("--dry-run", "only print what would be removed")
 RUNS_ROOT = argument(
-    "--runs-root", "folder with the jobs' folders (default: runs)", metavar="PATH", type=Path
+    "--runs-root", "folder with the jobs' folders (default: runs)", "PATH", type=Path
 )
 CONDITIONS = "print only jobs with such a setting, state or script: 'lr>1e-3', state=failed"
 SIDE = "a job, an attempt of one, such as 1872aa/1f0a, or a group of jobs: lr=1e-3,model=mlp"
 AGAINST = "finished jobs: one and its repeats, its attempts with one code, or a group: lr=1e-3"
-FIND = JSON | argument("--force", "measure again, even if there are results", action="store_true")
+DRAW = "how many jobs to draw (default: 3), or jobs, or a figure"
+FIND = JSON | switch("--force", "measure again, even if there are results")
 
 COMMANDS = {
     "list": Command(
         "print each job: id, state, when it ended, its validation results, settings",
         JSON
-        | argument("--by", "sort by a metric, the best first", metavar="METRIC", default="")
-        | argument("--where", CONDITIONS, metavar="CONDITION", action="append", default=[])
-        | argument("--groups", "a line for jobs that differ in repeats alone", action="store_true")
-        | argument("--test", "print test results, by which nothing is chosen", action="store_true"),
+        | argument("--by", "sort by a metric, the best first", "METRIC", default="")
+        | argument("--where", CONDITIONS, "CONDITION", action="append", default=[])
+        | switch("--groups", "a line for jobs that differ in repeats alone")
+        | switch("--test", "print test results, by which nothing is chosen"),
         "inventory.print_list",
     ),
     "show": Command(
@@ -84,77 +90,66 @@ COMMANDS = {
     ),
     "diff": Command(
         "print how two jobs, attempts or groups of jobs differ, and where their curves part",
-        argument("a", SIDE, metavar="A") | argument("b", "the other one", metavar="B") | JSON,
+        argument("a", SIDE, "A") | argument("b", "the other one", "B") | JSON,
         "diff.print_diff",
     ),
     "bisect": Command(
         "print which changed definitions make two attempts at a job differ, by running mixtures",
-        argument("a", "an attempt: 1872aa/1f0a", metavar="A")
-        | argument("b", "the other one", metavar="B")
-        | JSON,
+        argument("a", "an attempt: 1872aa/1f0a", "A") | argument("b", "the other one", "B") | JSON,
         "diff.bisect_attempts",
     ),
     "stale": Command(
         "print which definitions have changed since jobs used them, and which jobs these are",
-        JSON | argument("--diff", "print the changes as a diff", action="store_true"),
+        JSON | switch("--diff", "print the changes as a diff"),
         "staleness.print_stale",
     ),
     "why": Command(
         "print how a job's code reaches a definition, such as models.MLP",
-        JOB | argument("definition", "its name in Python, such as models.MLP") | JSON,
+        JOB | argument("definition", "its name in Python, such as models.MLP", None) | JSON,
         "staleness.print_why",
     ),
     "accept": Command(
         "accept that what has changed in the code changes no results: stale jobs count again",
-        argument("--because", "the reason", metavar="REASON", required=True)
-        | argument("--verify", "first replay a job for each change", action="store_true"),
+        argument("--because", "the reason", "REASON", required=True)
+        | switch("--verify", "first replay a job for each change"),
         "staleness.accept",
     ),
     "try": Command(
         "run repeats until it is clear whether changed code, or flags after --, are better",
-        argument("--against", AGAINST, metavar="JOB|GROUP", required=True)
-        | argument("--metric", "validation result to compare", metavar="METRIC", required=True)
+        argument("--against", AGAINST, "JOB|GROUP", required=True)
+        | argument("--metric", "validation result to compare", "METRIC", required=True)
         | number("--at-most", "how many repeats to run (default: one for each of those jobs)")
         | JSON,
         "gate.judge",
     ),
     "export-model": Command(
         "write a job's network into a folder, for use without the project, and check its outputs",
-        JOB | JSON | argument("--out", "folder to make", metavar="FOLDER", type=Path),
+        JOB | JSON | argument("--out", "folder to make", "FOLDER", type=Path),
         "export.export",
     ),
     "repeat": Command(
         "run jobs again from their stored code, and print whether they give the same bits",
-        argument("what", "a job, or a figure, for all its jobs", metavar="JOB|FIGURE", nargs="+")
-        | JSON,
+        argument("what", "a job, or a figure, for all its jobs", "JOB|FIGURE", nargs="+") | JSON,
         "replay.repeat_jobs",
     ),
     "audit": Command(
         "run finished jobs with the present code to their first evaluation, and compare the bits",
-        argument(
-            "what",
-            "how many jobs to draw (default: 3), or jobs, or a figure",
-            metavar="N|JOB|FIGURE",
-            nargs="*",
-            default=["3"],
-        )
+        argument("what", DRAW, "N|JOB|FIGURE", nargs="*", default=["3"])
         | number("--seed", "seed of the draw (default: another one each time)")
         | JSON,
         "replay.audit_jobs",
     ),
     "publish": Command(
         "write jobs into a folder to give away: results, code, versions, and a page about them",
-        argument(
-            "what", "a job, or a figure or a table, for its jobs", metavar="JOB|FIGURE", nargs="+"
-        )
-        | argument("folder", "the new folder", metavar="FOLDER", type=Path)
-        | argument("--weights", "include the weights that were kept", action="store_true")
-        | argument("--logs", "include logs, which name the machine", action="store_true"),
+        argument("what", "a job, or a figure or a table, for its jobs", "JOB|FIGURE", nargs="+")
+        | argument("folder", "the new folder", "FOLDER", type=Path)
+        | switch("--weights", "include the weights that were kept")
+        | switch("--logs", "include logs, which name the machine"),
         "publish.publish",
     ),
     "adopt": Command(
         "take the jobs of a published folder into this project, as if they had run here",
-        argument("source", "the folder, or an archive of it", metavar="FOLDER|ARCHIVE", type=Path)
+        argument("source", "the folder, or an archive of it", "FOLDER|ARCHIVE", type=Path)
         | number("--spot-check", "how many jobs to audit afterwards (default: 0)", 0),
         "publish.adopt",
     ),
@@ -170,15 +165,12 @@ COMMANDS = {
     ),
     "rm": Command(
         "remove jobs from this disk and from the store",
-        argument("jobs", "a job's id, or the beginning of one", metavar="JOB", nargs="+")
-        | argument("--anyway", "even if a figure, a job or a search needs it", action="store_true")
-        | DRY_RUN
-        | JSON,
+        JOBS | switch("--anyway", "even if a figure, a job or a search needs it") | DRY_RUN | JSON,
         "disk.remove_jobs",
     ),
     "docs": Command(
         "print a page about the engine, or the lines of all pages that contain a word",
-        argument("wanted", "a page or a word (default: all pages)", nargs="?", default=""),
+        argument("wanted", "a page or a word (default: all pages)", None, nargs="?", default=""),
         "command.print_docs",
     ),
     "gpu": Command(
@@ -188,7 +180,7 @@ COMMANDS = {
     ),
     "cluster check": Command(
         "submit a short job to a cluster in cluster.toml, and print what works there",
-        argument("name", "a cluster in cluster.toml", metavar="NAME"),
+        argument("name", "a cluster in cluster.toml", "NAME"),
         "cluster.check",
     ),
     "eject": Command(
@@ -198,7 +190,7 @@ COMMANDS = {
     ),
     identity.FIND_LR: Command(
         "find a learning rate by range tests with the job's flags, which follow --",
-        argument("--up-to", "highest rate to test (default: 10)", type=float, default=10.0)
+        argument("--up-to", "highest rate to test (default: 10)", None, type=float, default=10.0)
         | number("--steps", "optimizer steps of a test (default: 150)", 150)
         | number("--seeds", "tests, each with its own seed (default: 3)", 3)
         | setting("lr")
@@ -241,8 +233,7 @@ def print_docs(_: Project, given: argparse.Namespace) -> None:
             print(f"{name:{max(map(len, pages))}}  {lines[0].removeprefix('# ')}")
         print("python jobs.py docs NAME shows a page, docs WORD the lines that have a word")
     elif wanted in pages:
-        # A pager waits for keys, which a program that reads the page does not press.
-        (pydoc.pager if sys.stdout.isatty() else print)("\n".join(pages[wanted]))
+        pydoc.pager("\n".join([*pages[wanted], ""]))  # which prints where there is no terminal
     else:
         every = [f"{name}: {text.strip()}" for name, lines in pages.items() for text in lines]
         found = [text for text in every if wanted.lower() in text.partition(": ")[2].lower()]

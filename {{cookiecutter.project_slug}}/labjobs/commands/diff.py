@@ -304,8 +304,8 @@ Texts = dict[str, str]
 
 
 def bisect_attempts(project: Project, given: argparse.Namespace) -> None:
-    """Print which definitions explain how two attempts at a job differ. Raises
-    SettingsError unless two attempts are named, JobError if it cannot be told."""
+    """Print which definitions explain how two attempts at a job differ. Raises SettingsError unless
+    two attempts are named, JobError if it cannot be told."""
     attempts = [attempt for word in (given.a, given.b) for _, attempt in side(project, word).each]
     if len(attempts) != 2 or attempts[0].job != attempts[1].job:
         raise SettingsError("bisect: takes two attempts at one job: JOB/ATTEMPT JOB/ATTEMPT")

@@ -11,8 +11,8 @@ import re
 import textwrap
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,10 +48,8 @@ Make = Callable[[int], Any]
 
 
 def export(project: Project, given: Namespace) -> None:
-    """Write the network of a job into a new folder, by default in exported/.
-
-    Raises SettingsError if the folder exists, JobError if the network cannot be exported.
-    """
+    """Write the network of a job into a new folder, by default in exported/. Raises SettingsError
+    if the folder exists, JobError if the network cannot be exported."""
     found = project.one(given.job)
     if not found.folder:
         raise JobError(f"job {found.id}: {found.problem}")
@@ -119,13 +117,13 @@ def _loaded(job: str, runs_root: Path) -> tuple[Any, Make]:
 
 def _write(folder: Path, model: nn.Module, example: Make) -> None:
     """Write the network as a program and its weights by name; read the program back and check it.
-
-    Raises JobError if its outputs are not the network's, OSError.
-    """
+    Raises JobError if its outputs are not the network's, OSError."""
     content = io.BytesIO()  # on a full disk, torch's writer, in C++, would end the process
-    program = traced(model, example)
-    with _quiet():
-        torch.export.save(program, content)
+    # What torch reports of its work, such as graphs, is of no use here.
+    logging.disable()
+    warnings.simplefilter("ignore")
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        torch.export.save(traced(model, example), content)
     (folder / MODEL).write_bytes(content.getbuffer())
     save_model(model, str(folder / WEIGHTS), {"format": "pt"})
     (folder / WEIGHTS).chmod((folder / MODEL).stat().st_mode)  # only its owner may read it
@@ -133,10 +131,7 @@ def _write(folder: Path, model: nn.Module, example: Make) -> None:
 
 
 def make_inputs(example: Make, examples: int) -> tuple[Tensor, ...]:
-    """Return inputs for a number of examples, the same each time.
-
-    Raises JobError if they are not tensors.
-    """
+    """Return inputs, the same each time. Raises JobError if they are not tensors."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(examples)
         made = example(examples)
@@ -162,13 +157,11 @@ def dynamic_shapes(example: Make) -> tuple[dict[int, Any], ...]:
 
 
 def traced(model: nn.Module, example: Make) -> ExportedProgram:
-    """Return the network as a program, for any number of examples.
-
-    Raises JobError if torch.export cannot follow its code.
-    """
+    """Return the network as a program, for any number of examples. Raises JobError if torch.export
+    cannot follow its code."""
     shapes, given = dynamic_shapes(example), make_inputs(example, TRACED)
     try:
-        with torch.no_grad(), _quiet():
+        with torch.no_grad():
             return torch.export.export(model, given, dynamic_shapes=shapes)
     except Exception as error:  # torch has dozens of kinds
         # Its reason is the first thing that it lists, or the first sentence of all; in one colour.
@@ -179,20 +172,6 @@ def traced(model: nn.Module, example: Make) -> ExportedProgram:
             f"({textwrap.shorten(reason, 200, placeholder=' …')}); "
             "`python jobs.py docs export` shows what to write instead"
         ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what torch reports of its work to itself: graphs, and what it leaves as it is."""
-    nowhere = io.StringIO()
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        ignored = warnings.catch_warnings(action="ignore")
-        with redirect_stdout(nowhere), redirect_stderr(nowhere), ignored:
-            yield
-    finally:
-        logging.disable(disabled)
 
 
 @torch.no_grad()

@@ -12,7 +12,6 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +31,7 @@ from labjobs.errors import JobError, SettingsError, require
 from labjobs.files import CODE, json_of
 from labjobs.job import identity
 from labjobs.job.folder import JobFolder
-from labjobs.job.journal import EXAMPLES, MEMORY, NOISE, RATE, SIGNAL
+from labjobs.job.journal import EXAMPLES, MEMORY, NOISE, RATE, SIGNAL, tag_of
 from labjobs.job.runtime import LENGTHS, Runtime
 from labjobs.job.terminal import Interruption
 from labjobs.results import intervals
@@ -50,10 +49,8 @@ Answer = tuple[float | int | None, str, Sequence[Row]]
 
 def find(_: Project, given: Namespace) -> int:
     """Find what `given.command` names for the job with these flags, and print it; return the exit
-    status: 0 if something is suggested, else 1.
-
-    Raises SettingsError for wrong flags, JobError if a job cannot be measured.
-    """
+    status: 0 if something is suggested, else 1. Raises SettingsError for wrong flags, JobError if a
+    job cannot be measured."""
     for flag, least in {"steps": 20, "seeds": 1, "smallest": 1, "largest": 0}.items():
         value = getattr(given, flag, None)
         require(value is None or value >= least, f"--{flag}", value, f"at least {least}")
@@ -71,14 +68,9 @@ def find(_: Project, given: Namespace) -> int:
     then = job if value is None else _changed(job, **{name: value})
     following = shlex.join(["python", *words_of(then)])
     if given.json:
-        content = {
-            "suggestion": None if value is None else {name: value},
-            "why": why,
-            "rows": rows,
-            "jobs": trials.jobs,
-            "next": following,
-        }
-        print(json_of(content))
+        found = None if value is None else {name: value}
+        about = {"suggestion": found, "why": why, "rows": rows, "jobs": trials.jobs}
+        print(json_of({**about, "next": following}))
     else:
         _print_table(rows)
         suggestion = f"suggestion: {option(name)} {value} ({why})"
@@ -166,10 +158,8 @@ class OutOfMemory(JobError):
 
 class Trials:
     """Runs jobs for a purpose, such as `find lr`, on the device that --device names; with `again`,
-    jobs that were run before are run again. `jobs` are the ids of those that were measured.
-
-    Raises SettingsError for a GPU that does not exist.
-    """
+    jobs that were run before are run again. `jobs` are the ids of those that were measured. Raises
+    SettingsError for a GPU that does not exist."""
 
     def __init__(self, purpose: str, device: str, again: bool) -> None:
         self.jobs: list[str] = []
@@ -191,13 +181,12 @@ class Trials:
 
     def measure(self, job: JobFolder[Any], metric: str, cure: str = "") -> list[Point]:
         """Return the points of a job that have a metric; run it, if it is not measured yet. `cure`
-        says what to do if there are none.
-
-        Raises SettingsError for wrong settings, JobError for a job that cannot be measured, and
-        Interrupted after a signal has stopped it.
-        """
-        outcome, said = job.outcome(), ""
-        over = self._again or bool(job.evidence.change) or self._was_other(job)
+        says what to do if there are none. Raises SettingsError for wrong settings, JobError for a
+        job that cannot be measured."""
+        outcome, said, purpose = job.outcome(), "", self._purpose_of(job)
+        # It may have run for another purpose, with other flags or on another machine.
+        known = tag_of(job.latest, identity.TAG) if job.latest else purpose
+        over = self._again or bool(job.evidence.change) or known != purpose
         if over or not (outcome.get("status") in MEASURED or _lacked_memory(outcome)):
             said = self._run(job, ["--force"] if over else [])
             job = _changed(job)
@@ -221,13 +210,6 @@ class Trials:
         """The purpose, and what speed and memory depend on: the job's flags and the machine."""
         command = shlex.join(["python", *words_of(job)])
         return f"{self._purpose}; {command} on {platform.node()}"
-
-    def _was_other(self, job: JobFolder[Any]) -> bool:
-        """Whether the job has run for another purpose, with other flags or elsewhere."""
-        with suppress(JobError, OSError):
-            path = job.latest
-            return bool(path and Recorded(path).tag(identity.TAG) != self._purpose_of(job))
-        return True
 
     def _run(self, job: JobFolder[Any], words: Sequence[str]) -> str:
         """Run a job's process to its end; return its last line."""

@@ -8,8 +8,8 @@ validation examples, and all code but train(), the network and what only these u
 
 import json
 import math
+import os
 import re
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from labjobs.cli.flags import option
 from labjobs.cli.parser import parse
 from labjobs.commands import find, inventory
 from labjobs.commands.inventory import Job, Project
-from labjobs.commands.replay import Recorded
+from labjobs.commands.replay import Recorded, run
 from labjobs.errors import JobError, SettingsError, few, require
 from labjobs.files import CODE, PROJECT, json_of, write_text
 from labjobs.job import attempts, code_evidence, data_evidence, identity, journal
@@ -69,10 +69,8 @@ SAME = attrgetter("against", "code", "flags", "metric")
 
 def judge(project: Project, given: Namespace) -> int:
     """Run the repeats, print the answer, and note it in `tries.jsonl`; return 0 if it is `better`.
-
     Raises SettingsError for jobs, flags or a metric with which nothing can be compared, JobError
-    if a repeat does not finish.
-    """
+    if a repeat does not finish."""
     require(given.at_most is None or given.at_most > 0, "--at-most", given.at_most, "at least 1")
     group, begins = _group(project, given.against)
     tried = {job.id: _tried(job, given.words) for job in group}
@@ -165,22 +163,17 @@ def _group(project: Project, given: str) -> tuple[list[Job], str]:
         chosen = [job for job in jobs if _method(job) == _method(named)]
     if not chosen:
         raise SettingsError(f"--against {given}: no job here has such settings")
-    ways = [dict(_method(job)) for job in chosen]
-    if differ := [option(name) for name in ways[0] if any(w[name] != ways[0][name] for w in ways)]:
+    first, *others = map(_method, chosen)
+    if differ := [option(k) for k, v in first.items() if any(each.get(k) != v for each in others)]:
         line = f"these jobs differ in {', '.join(differ)}; name jobs that differ in repeats alone"
         raise SettingsError(f"--against {given}: {line}")
-    return sorted(chosen, key=lambda job: repr([job.plain[name] for name in _repeats(job)])), begins
+    repeats = [name for name in chosen[0].plain if name not in first]
+    return sorted(chosen, key=lambda job: repr([job.plain[name] for name in repeats])), begins
 
 
-def _repeats(job: Job) -> list[str]:
-    kinds = roles(identity.read(job.script).settings)
-    return [name for name in job.plain if kinds.get(name) == "repeat"]
-
-
-def _method(job: Job) -> list[tuple[str, Any]]:
-    repeats = _repeats(job)
-    settings = [(name, value) for name, value in job.plain.items() if name not in repeats]
-    return [("script", job.script), *settings]
+def _method(job: Job) -> dict[str, Any]:
+    """What all repeats of a job have: its script, and its settings but the seed and the like."""
+    return {"script": job.script, **inventory.without_repeats(job.script, job.plain)}
 
 
 CHOOSING = ("eval_every", "monitor")
@@ -269,13 +262,9 @@ def _finished(job: JobFolder[Any]) -> Path | None:
     finished."""
     over = ["--force"] if job.latest and not job.begun else []  # other code has results, too
     command = [sys.executable, *find.words_of(job), *over, "--quiet"]
-    process = subprocess.Popen(command, cwd=PROJECT, stdout=sys.stderr)
-    try:
-        status = process.wait()
-    except BaseException:  # interrupted
-        process.terminate()
-        process.wait()
-        raise
+    status, said = run(command, PROJECT, os.environ)
+    if said:
+        print(said, file=sys.stderr, flush=True)
     if path := attempts.finished_at(job.id, job.runs_root):
         return path
     if attempts.status_of(job.path) == "diverged":

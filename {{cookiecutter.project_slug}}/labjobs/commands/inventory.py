@@ -42,7 +42,6 @@ from labjobs.tracking.stored_jobs import Known, StoredJob, fresh_value
 
 RESULTS = ("test_", "best_")  # how the metrics begin that a job logs at its end
 
-
 ENDS = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "paused or interrupted"}
 """How an attempt whose outcome.json is lost ended, by the last line of its journal."""
 
@@ -56,10 +55,8 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
     """Return the attempt in a folder."""
     about = journal.record_of(path, layout.SETTINGS)
     outcome = journal.record_of(path, layout.OUTCOME)
-    sent = read_record(path / layout.SENT)
-    tags: dict[str, str] = {}
-    metrics: dict[str, float] = {}
-    problem, ended = "", "interrupted"
+    sent, found = read_record(path / layout.SENT), job.compare(path) if job else Evidence()
+    tags, metrics, problem, ended = dict[str, str](), dict[str, float](), "", "interrupted"
     try:
         for line in journal.lines_of(path):
             ended = ENDS.get(line.get("end", ""), "interrupted")
@@ -73,7 +70,8 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
         outcome["said"] = ""  # of its last process
     return {
         "state": "running" if running else outcome.get("status", ended),
-        **_evidence(job.compare(path) if job else Evidence()),
+        "change": found.change,
+        "unchecked": found.unchecked,
         "ended": journal.last_time(path) / 1000,
         "code": code_evidence.digest(path),
         "said": str(outcome.get("said", "")),
@@ -90,9 +88,11 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
 
 def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
     """Return an attempt that is only in the store."""
+    found = stored_jobs.evidence(job, stored) if job else Evidence("in another folder")
     return dict.fromkeys(("said", "data_root", "problem"), "") | {
         "state": stored["state"],
-        **_evidence(stored_jobs.evidence(job, stored) if job else Evidence("in another folder")),
+        "change": found.change,
+        "unchecked": found.unchecked,
         "ended": stored["ended"] / 1000,
         "code": stored["tags"].get("code", ""),
         "tags": stored["tags"],
@@ -102,10 +102,6 @@ def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
         "run_id": stored["run_id"],
         "audit": {},
     }
-
-
-def _evidence(found: Evidence) -> dict[str, str]:
-    return {"change": found.change, "unchecked": found.unchecked}
 
 
 def results(stored: StoredJob) -> dict[str, float]:
@@ -394,10 +390,15 @@ def grouped(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     present code, and over how many of them (`n`)."""
     alike: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        of = roles(identity.read(row["script"]).settings)
-        row["settings"] = {k: v for k, v in row["settings"].items() if of.get(k) != "repeat"}
+        row["settings"] = without_repeats(row["script"], row["settings"])
         alike.setdefault(str((row["script"], row["settings"])), []).append(row)
     return [_means(own) for own in alike.values()]
+
+
+def without_repeats(script: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a script's job but those that are repeats, such as the seed."""
+    of = roles(identity.read(script).settings)
+    return {name: value for name, value in settings.items() if of.get(name) != "repeat"}
 
 
 def _means(alike: list[dict[str, Any]]) -> dict[str, Any]:

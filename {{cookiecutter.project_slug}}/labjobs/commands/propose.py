@@ -149,7 +149,11 @@ def _by_gaussian_process(
     """The numbers of settings that were not tried, those with the largest expected improvement
     first."""
     best = [tried[index] for index in np.argsort(scores, kind="stable")[:PARENTS]]
-    every = (*_spread(asked, generation), *_close_to(best, asked, generation))
+    spread = (  # evenly over the ranges, others for each generation
+        {each.flag: search.point(f"{asked.seed} {each.flag}", index) for each in asked.ranges}
+        for index in range(generation * CANDIDATES, (generation + 1) * CANDIDATES)
+    )
+    every = (*spread, *_close_to(best, asked, generation))
     candidates = {search.arguments(asked.ranges, asked.fixed, each): each for each in every}
     for job in tried:
         candidates.pop(tuple(job[: len(job) - len(asked.fixed)]), None)
@@ -167,12 +171,6 @@ def _by_gaussian_process(
         yield numbers.pop(chosen)
         known = np.vstack([known, new[chosen] / lengths])
         scores, new = np.append(scores, means[chosen]), np.delete(new, chosen, axis=0)
-
-
-def _spread(asked: Proposals, generation: int) -> Iterator[dict[str, float]]:
-    """Settings spread evenly over the ranges, others for each generation."""
-    for index in range(generation * CANDIDATES, (generation + 1) * CANDIDATES):
-        yield {each.flag: search.point(f"{asked.seed} {each.flag}", index) for each in asked.ranges}
 
 
 def _close_to(

@@ -36,6 +36,7 @@ from labjobs.commands.replay import Recorded
 from labjobs.errors import JobError, SettingsError, cause, few, require
 from labjobs.files import PROJECT, read_json, shown, write_json, write_record
 from labjobs.job import attempts, code_evidence, data_evidence, identity, journal
+from labjobs.job.folder import JobFolder
 from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import Interruption, counted, leave
@@ -56,20 +57,16 @@ COPIED = (layout.AUDIT, layout.PREDICTIONS, layout.LOGGED)
 LOGS = (layout.LOG, layout.OUTPUT, layout.PROFILE, layout.PROFILE_JSON)
 """Files that show the machine on which a job ran."""
 
-WRITTEN = (layout.BEST, layout.OUTCOME, layout.SETTINGS, layout.JOURNAL)
-
-PUBLISHED = (*COPIED, *LOGS, *WRITTEN)  # all that may be published of an attempt
+PUBLISHED = (*COPIED, *LOGS, layout.BEST, layout.OUTCOME, layout.SETTINGS, layout.JOURNAL)
+"""All files that may be published of an attempt."""
 
 PERSONAL = ("host", "gpu", "mlflow.source.git.branch", "mlflow.user")
 """Tags of the journal that name a machine, its GPU, a user or their work."""
 
 
 def publish(project: Project, given: argparse.Namespace) -> None:
-    """Write jobs into a new folder, and print what it holds.
-
-    Raises SettingsError if a job or a figure does not exist, or the folder does; JobError if a job
-    cannot be published, OSError.
-    """
+    """Write jobs into a new folder, and print what it holds. Raises SettingsError if a job or a
+    figure does not exist, or the folder does; JobError if a job cannot be published, OSError."""
     out: Path = given.folder
     if out.exists():
         raise SettingsError(f"{out} already exists; name a new folder")
@@ -77,7 +74,10 @@ def publish(project: Project, given: argparse.Namespace) -> None:
         raise SettingsError(f"{out} is the beginning of a job's id; name the new folder last")
     if out.resolve().is_relative_to(project.runs_root.resolve()):
         raise SettingsError(f"{out} is in the folder of runs; name one outside")
-    found = {_attempt(job): job.folder for job in replay.named(project, given.what).values()}
+    found = dict[Path, JobFolder[Any] | None]()
+    for job in replay.named(project, given.what).values():
+        with _publishing(f"job {job.id}"):
+            found[replay.finished(job).path] = job.folder
     every, stale = [*found], [p for p, now in found.items() if not now or now.compare(p).change]
     out.parent.mkdir(parents=True, exist_ok=True)
     Interruption().listen()
@@ -104,10 +104,15 @@ def _write(part: Path, every: Iterable[Path], given: argparse.Namespace) -> list
     runs.mkdir(parents=True)
     for path in dict.fromkeys(path for each in every for path in attempts.with_ancestors(each)):
         attempt = Recorded(path)
-        if attempts.status_of(path) != "finished" or not attempt.about:
-            raise JobError(f"{attempt.name} cannot be published: records are missing or damaged")
-        _write_attempt(attempt, runs, given.weights, given.logs)
-    drawn = [file for word in given.what for file in _write_figure(Path(word), part)]
+        with _publishing(attempt.name):
+            if attempts.status_of(path) != "finished" or not attempt.about:
+                raise JobError("records are missing or damaged")
+            _write_attempt(attempt, runs, given.weights, given.logs)
+    drawn = list[Path]()
+    for figure in filter(Path.is_file, map(Path, given.what)):
+        (part / "figures").mkdir(exist_ok=True)
+        for file in sorted(figure.parent.glob(f"{figure.stem}.*")):
+            drawn.append(Path(shutil.copyfile(file, part / "figures" / file.name)))
     if (PROJECT / "vendor").is_dir():
         shutil.copytree(PROJECT / "vendor", part / "vendor")
     _write_page(part, every, drawn)
@@ -117,18 +122,19 @@ def _write(part: Path, every: Iterable[Path], given: argparse.Namespace) -> list
     return [*sums]
 
 
+@contextmanager
+def _publishing(name: str) -> Iterator[None]:
+    """Within, a JobError says which attempt or job it is about."""
+    try:
+        yield
+    except JobError as error:
+        raise JobError(f"{name} cannot be published: {error}") from error
+
+
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _attempt(job: inventory.Job) -> Path:
-    """The finished attempt that counts. Raises JobError if it has none here."""
-    try:
-        return replay.finished(job).path
-    except JobError as error:
-        raise JobError(f"job {job.id} cannot be published: {error}") from None
 
 
 def _write_attempt(attempt: Recorded, runs: Path, weights: bool, logs: bool) -> None:
@@ -137,12 +143,9 @@ def _write_attempt(attempt: Recorded, runs: Path, weights: bool, logs: bool) -> 
     folder.mkdir(parents=True)
     has_kept = any(BEST in line.get("metrics", ()) for line in attempt.lines)
     if weights and has_kept and not (source / layout.BEST).exists():
-        raise JobError(f"{attempt.name} cannot be published: its {layout.BEST} is missing")
-    try:
-        for name in filter(attempt.about.get, (CODE_COPY, ENGINE_COPY)):
-            attempt.copy(name)
-    except JobError as error:
-        raise JobError(f"{attempt.name} cannot be published: {error}") from None
+        raise JobError(f"its {layout.BEST} is missing")
+    for name in filter(attempt.about.get, (CODE_COPY, ENGINE_COPY)):
+        attempt.copy(name)  # which raises JobError if it is missing
     for name in (*COPIED, *((layout.BEST,) if weights else ()), *(LOGS if logs else ())):
         if (source / name).is_dir():
             shutil.copytree(source / name, folder / name)
@@ -150,8 +153,7 @@ def _write_attempt(attempt: Recorded, runs: Path, weights: bool, logs: bool) -> 
             shutil.copyfile(source / name, folder / name)
     for name in layout.PREDICTIONS, layout.BEST:
         if (folder / name).exists() and not _is_whole(folder / name):
-            line = f"{name} is damaged; --force makes the job start over"
-            raise JobError(f"{attempt.name} cannot be published: {line}")
+            raise JobError(f"{name} is damaged; --force makes the job start over")
     outcome = journal.record_of(source, layout.OUTCOME)
     if Path(outcome["data_root"]).is_absolute():
         outcome["data_root"] = str(Runtime.data_root)
@@ -162,9 +164,12 @@ def _write_attempt(attempt: Recorded, runs: Path, weights: bool, logs: bool) -> 
     _write_journal(attempt, folder)
     if (drawn := source.parent / layout.DRAWN).exists():
         shutil.copyfile(drawn, folder.parent / layout.DRAWN)
-    for name in _shared(attempt):
+    shared = [attempt.about.get(name) for name in (CODE_COPY, ENGINE_COPY, INSTALLED, "split")]
+    shared.append(f"{layout.CODES}/{code_evidence.definitions(source).name}")
+    shared.append(f"{layout.DATA_LISTS}/{data_evidence.digest(source)}.jsonl")
+    for name in filter(None, shared):
         path = source.parents[1] / name
-        if path.is_file() and not (runs / name).exists():  # there need not be a split
+        if path.is_file() and not (runs / name).exists():  # another attempt may share it
             (runs / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(path, runs / name)
 
@@ -176,15 +181,6 @@ def _is_whole(path: Path) -> bool:
             return packed.testzip() is None
     except (BadZipFile, zlib.error, NotImplementedError):
         return False
-
-
-def _shared(attempt: Recorded) -> Iterator[str]:
-    """The names of the files that an attempt shares with others: its code, versions, data and
-    split."""
-    yield from (str(attempt.about.get(name, "")) for name in (CODE_COPY, ENGINE_COPY, INSTALLED))
-    yield f"{layout.CODES}/{code_evidence.definitions(attempt.path).name}"
-    yield f"{layout.DATA_LISTS}/{data_evidence.digest(attempt.path)}.jsonl"
-    yield str(attempt.about.get("split", ""))
 
 
 def _write_journal(attempt: Recorded, folder: Path) -> None:
@@ -200,14 +196,6 @@ def _write_journal(attempt: Recorded, folder: Path) -> None:
             if files := plain.get("files"):
                 plain["files"] = [name for name in files if (folder / name).exists()]
             file.write(journal.encoded(line["line"], json.dumps(plain), seed))
-
-
-def _write_figure(figure: Path, part: Path) -> Iterator[Path]:
-    """Copy the files of a figure or a table that was named, and yield them."""
-    if figure.is_file():
-        (part / "figures").mkdir(exist_ok=True)
-        for file in sorted(figure.parent.glob(f"{figure.stem}.*")):
-            yield Path(shutil.copyfile(file, part / "figures" / file.name))
 
 
 def _write_page(part: Path, every: Iterable[Path], drawn: list[Path]) -> None:

@@ -243,9 +243,7 @@ def copy_inputs(attempt: Recorded, runs: Path) -> None:
 
 def run_again(attempt: Recorded, code: Path, flags: Sequence[str], temporary: Path) -> Recorded:
     """Run the script of an attempt again, as it is in the folder `code`; return the new attempt,
-    which like all that is written lies in a temporary folder.
-
-    Raises JobError if it fails, OSError.
+    which like all that is written lies in a temporary folder. Raises JobError if it fails, OSError.
     """
     runs = temporary / "runs"
     script = str(code / f"{attempt.about['script']}.py")
@@ -282,10 +280,8 @@ def run(
     words: Sequence[str], folder: Path, env: Mapping[str, str], files: Sequence[int] = ()
 ) -> tuple[int, str]:
     """Run a command in a folder, which holds these files; return its exit status and the last line
-    that it printed. When this process is interrupted, so is the command.
-
-    Raises OSError if there is no such command.
-    """
+    that it printed. When this process is interrupted, so is the command. Raises OSError if there is
+    no such command."""
     with TemporaryFile() as output:  # a pipe would stay open as long as the job's courier runs
         process = subprocess.Popen(
             words,
@@ -344,10 +340,7 @@ def first_difference(
 
 def compare_outputs(before: Path, after: Path) -> tuple[dict[str, int], str]:
     """Return the number of arrays in each file of two attempts, and the first one whose bits are
-    not the same, in words.
-
-    Raises JobError if a file is damaged, OSError if it cannot be read.
-    """
+    not the same, in words. Raises JobError if a file is damaged, OSError if it cannot be read."""
     counts: dict[str, int] = {}
     for name in (layout.BEST, layout.PREDICTIONS):
         was, now = (_arrays(attempt / name) for attempt in (before, after))
@@ -393,9 +386,7 @@ def _arrays(file: Path) -> dict[str, tuple[Any, ...]]:
 
 def repeat_jobs(project: Project, given: argparse.Namespace) -> int:
     """Repeat jobs and print the outcome of each; return the exit status, 0 if all are the same.
-
-    Raises SettingsError if a job or a figure does not exist.
-    """
+    Raises SettingsError if a job or a figure does not exist."""
     every = named(project, given.what)
     return _all(every, lambda job, folder: repeated(finished(job), folder), given)
 
@@ -421,10 +412,8 @@ COUNT = re.compile("[0-9]{1,3}")
 
 def audit_jobs(project: Project, given: argparse.Namespace) -> int:
     """Audit jobs that are named, or drawn at random, note what was found with each, and print it;
-    return the exit status, 0 if all are the same.
-
-    Raises SettingsError if a job or a figure does not exist, JobError if none can be drawn.
-    """
+    return the exit status, 0 if all are the same. Raises SettingsError if a job or a figure does
+    not exist, JobError if none can be drawn."""
     if len(given.what) > 1 or not COUNT.fullmatch(given.what[0]):
         return _all(named(project, given.what), _audit, given)
     require(int(given.what[0]) > 0, "audit", given.what[0], "at least 1 job")

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from labjobs import exit_status, layout
+from labjobs import exit_status, layout, sources
 from labjobs.cli.flags import option
 from labjobs.commands.inventory import Job, Project
 from labjobs.commands.replay import Recorded, Repeated, repeated
@@ -267,7 +267,7 @@ def _accept(job: JobFolder[Any], because: str, replayed: Mapping[str, str]) -> b
 
 SHORT = 300.0  # seconds of training up to which a job is replayed to its end, test results included
 
-INDIRECT = {"vars", "getattr", "asdict", "astuple", "fields", "replace", "__dict__"}
+INDIRECT = sources.WHOLE | {"getattr", "replace"}
 """Words in code that may read any setting."""
 
 
@@ -353,10 +353,6 @@ def _settings_read(job: JobFolder[Any]) -> Set[str]:
     passed = set[str]().union(*leading)
     makers = {part for part in texts if _name(part) in passed - above}
     words = passed | _words_below(changed, texts) | _words_below(makers, texts, above)
-    own = [text for part, text in texts.items() if part.startswith("settings:")]
-    rules = dict(each for text in own for each in _functions(text))
-    while more := set[str]().union(*(rules[name] for name in words & rules.keys())) - words:
-        words |= more
     return every if words & INDIRECT else every & words
 
 
@@ -374,7 +370,8 @@ def _words_below(
 
 
 def _texts(job: JobFolder[Any]) -> dict[str, str]:
-    """The parts of a job's code, each as it was and as it is now; empty where that is not kept."""
+    """The parts of a job's code, and the properties of its settings, each as it was and as it is
+    now; empty where that is not kept."""
     assert job.latest
     now = code_evidence.present_as_in(job.latest, job.code)
     kept = code_evidence.parts(job.latest)
@@ -382,7 +379,9 @@ def _texts(job: JobFolder[Any]) -> dict[str, str]:
     for part in now.parts:
         if not part.startswith("file:"):
             texts[part] = f"{texts.get(part, '')}\n{now.source(part)}"
-    return texts
+    own = (text for part, text in texts.items() if part.startswith("settings:"))
+    functions = (n for text in own for n in ast.walk(_tree(text)) if isinstance(n, ast.FunctionDef))
+    return texts | {f"property:{each.name}": ast.unparse(each) for each in functions}
 
 
 def _name(part: str) -> str:
@@ -406,13 +405,6 @@ def _tree(text: str) -> ast.Module:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             node.value = ast.Constant(...)
     return tree
-
-
-def _functions(text: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """The functions in a text, each with its words: the properties of settings."""
-    for node in ast.walk(_tree(text)):
-        if isinstance(node, ast.FunctionDef):
-            yield node.name, _words(ast.unparse(node))
 
 
 CONDITIONS = {"if", "elif", "while", "for", "with", "match", "case", "and", "or"}
