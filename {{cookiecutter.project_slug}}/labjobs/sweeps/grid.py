@@ -140,8 +140,7 @@ class Entry:
 
 def entries(grid: Path, flags: Sequence[str] = ()) -> list[Entry]:
     """Return the jobs in a sweep's file, with these flags before their own."""
-    text = os.fsdecode(grid.read_bytes())
-    found = list(_entries(iter(text.split("\0")[:-1])))
+    found = [*_entries(_words(grid), [])]
     for entry in found:
         entry.flags[:0] = flags
     return found
@@ -171,16 +170,9 @@ def needed(entries: Sequence[Entry]) -> list[Entry]:
 def following(grid: Path) -> list[tuple[list[str], int]]:
     """Return the words of each `confirm`, `propose` and `breed` in a sweep's file, and how many
     jobs there are up to it; those that were proposed are before it."""
-    text = os.fsdecode(grid.read_bytes())
-    found, before = [], 0
-    for words, _ in _commands(iter(text.split("\0")[:-1])):
-        match words:
-            case ["confirm" | "propose" | "breed", *_]:
-                found.append((words, before))
-            case ["halving" | "keep_all", *_]:
-                pass
-            case _:
-                before += 1
+    found = list[tuple[list[str], int]]()
+    for _ in _entries(_words(grid), found):
+        pass
     return found
 
 
@@ -197,7 +189,7 @@ def answer(folder: Path) -> None:
         (folder / "asked").open("rb") as asked,
         (folder / "answered").open("w", encoding="utf-8") as answered,
     ):
-        for entry in _entries(iter(lambda: _word(asked), None)):
+        for entry in _entries(iter(lambda: _word(asked), None), []):
             with suppress(SettingsError):  # reported once all jobs are known
                 entry.read()
             print(entry.job.id if hasattr(entry, "job") else "", file=answered, flush=True)
@@ -220,7 +212,12 @@ def each(entries: Sequence[Entry], act: Callable[[Entry], object]) -> None:
         raise SettingsError(f"{count} of {len(entries)} jobs are wrong; nothing was started")
 
 
-def _entries(words: Iterator[str]) -> Iterator[Entry]:
+def _words(grid: Path) -> Iterator[str]:
+    return iter(os.fsdecode(grid.read_bytes()).split("\0")[:-1])
+
+
+def _entries(words: Iterator[str], following: list[tuple[list[str], int]]) -> Iterator[Entry]:
+    """The jobs; what follows from results is added to `following`."""
     number, halvings, halving = 0, 0, None
     for given, drawn in _commands(words):
         match given:
@@ -230,7 +227,7 @@ def _entries(words: Iterator[str]) -> Iterator[Entry]:
             case ["keep_all"]:
                 halving = None
             case ["confirm" | "propose" | "breed", *_]:
-                pass
+                following.append((given, number))
             case _ if halving and {"proposal", "until"} & drawn.keys():
                 line = "not below halving, which stops jobs itself; write keep_all before them"
                 raise SettingsError(f"search until, propose and breed: {line}")
