@@ -13,7 +13,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -34,12 +34,8 @@ from labjobs.sweeps.starter import PAUSE, Running, Starter
 def submit(
     folder: Path, left: Sequence[Entry], queued: Mapping[str, str], since: int, cluster: Cluster
 ) -> str:
-    """Submit jobs of a sweep to a cluster, each behind its inputs; returns lines that say so.
-    Raises SettingsError.
-
-    The jobs were checked at `since`, in ns: what was written before belongs to an earlier sweep, as
-    what they have written up to now belongs to an earlier task.
-    """
+    """Submit jobs of a sweep, checked at `since`, in ns, to a cluster, each behind its inputs;
+    returns lines that say so. Raises SettingsError."""
     system = cluster.batch
     for job, said in queued.items():
         if not said.startswith(f"{system.title} ") and any(job in e.inputs for e in left):
@@ -53,6 +49,7 @@ def submit(
     before = _submitted(folder)[1] if was_given(folder) else []
     jobs = [(str(path), words, of) for path, words, of in before]
     for entry in (entry for entries, _ in arrays for entry in entries):
+        # What it has written before belongs to an earlier sweep, or to an earlier task.
         entry.since = max(since, files.changed(entry.job.path / layout.OUTCOME))
         jobs.append((str(entry.job.path), entry.words, entry.since))
     files.write_json(folder / layout.SUBMITTED, {"cluster": vars(cluster), "jobs": jobs})
@@ -210,12 +207,6 @@ def queued(sweeps: Path) -> tuple[dict[str, str], list[str]]:
                         task = f"{cluster.batch.title} {array}_{number}"
                         found.setdefault(attempt.parent.name, f"{task} {state}")
     return found, [*problems.values()]
-
-
-def withdraw(cluster: Cluster, queued: Iterable[str]) -> None:
-    """Take jobs out of a cluster's queue, by what `queued` says of each."""
-    with suppress(SettingsError):  # one has ended; the next look at the queue tells
-        cluster.batch.cancel(said.split()[1] for said in queued)
 
 
 def cancel(folder: Path) -> str:
