@@ -64,8 +64,7 @@ class Courier:
 
     def finish(self, seconds: float) -> str:
         """Wait until everything is delivered; return the problem in one line, empty if there is
-        none. A courier that needs longer than these seconds continues on its own.
-        """
+        none. A courier that needs longer than these seconds continues on its own."""
         code, folder = self._wait(seconds), self._folder
         early = code == 0 and folder and not delivered(folder)
         if folder and code is not None and (early or code < 0):  # another one does its work
@@ -224,8 +223,7 @@ class Delivery:
 
     def send(self, over: bool = False) -> None:
         """Send what has been read and, if the job is `over`, its end. Raises whatever the store
-        raises, without losing anything.
-        """
+        raises, without losing anything."""
         try:
             if not self._is_open:
                 self._open()

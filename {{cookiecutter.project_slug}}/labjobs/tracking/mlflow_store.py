@@ -188,14 +188,11 @@ def client(uri: str = "") -> "MlflowClient":
 
 def select(path: Path, query: str, **values: str) -> list[tuple[Any, ...]]:
     """Return all rows of a query in a sqlite store, with values by name (`:experiment`); none if
-    the store does not exist yet. Raises ConnectionError if it cannot be read.
-
-    The file is opened for writing and then restricted to reading: a connection that is read-only
-    from the start cannot roll back the changes of a killed writer, and fails.
-    """
+    the store does not exist yet. Raises ConnectionError if it cannot be read."""
     if not path.exists():
         return []
     try:
+        # One that only reads could not roll back the changes of a killed writer, and would fail.
         uri = f"{path.resolve().as_uri()}?mode=rw"
         with closing(sqlite3.connect(uri, timeout=LONGEST_QUERY, uri=True)) as connection:
             connection.execute("PRAGMA query_only = ON")
@@ -226,10 +223,8 @@ def experiment_name() -> str:
 
 def prepare(runs_root: Path = PROJECT) -> str:
     """Return the id of the project's experiment, which is made or renamed if necessary. Where the
-    project is read-only, the lock of a store that is not a file is in the folder of runs.
-
-    Raises SettingsError if an experiment of this name was deleted or belongs to another project.
-    """
+    project is read-only, the lock of a store that is not a file is in the folder of runs. Raises
+    SettingsError if an experiment of this name was deleted or belongs to another project."""
     path = sqlite_path()
     folder = PROJECT if os.access(PROJECT, os.W_OK) else runs_root
     file = path or folder / f"mlflow-{fingerprint()}"
@@ -389,11 +384,8 @@ class Run:
             self._client.log_batch(self.id, tags=tags)
 
     def add(self, folder: Path, names: Iterable[str]) -> None:
-        """Copy files in a job's folder to the run, into folders of the same names.
-
-        If that fails, a tag says why, and no further files are tried: nothing else should wait for
-        them, and they are in the job's folder.
-        """
+        """Copy files in a job's folder to the run, into folders of the same names. If that fails, a
+        tag says why, and no further ones are tried: nothing else should wait for them."""
         for name in names:
             if not (folder / name).exists():
                 continue
@@ -463,10 +455,8 @@ class Run:
         return sorted(mine, key=lambda run: (run.info.start_time, run.info.run_id))
 
     def _settle(self) -> None:
-        """Find the run that is written from this journal; clear away the job's dead ones.
-
-        If there are two leases, the older one is valid, and this run gives way.
-        """
+        """Find the run that is written from this journal; clear away the job's dead ones. If there
+        are two leases, the older one is valid, and this run gives way."""
         runs = self._all()
         same = [run for run in runs if run.data.tags.get("journal") == self._journal]
         self.id = str(same[0].info.run_id) if same else ""

@@ -236,13 +236,18 @@ class Known:
         ended = {run["run_id"] for run in self.runs.get(job, []) if run["status"] != "RUNNING"}
         return bool(over) or sent in ended
 
+    def _run_of(self, attempt: Path) -> str:
+        """The run of an attempt; empty if another one stands for it, or if `holds` says no."""
+        sent = str(read_record(attempt / layout.SENT).get("run", ""))
+        known = {run["run_id"] for run in self.runs.get(attempt.parent.name, [])}
+        return sent if sent in known else ""
+
     def changed(self, attempt: Path) -> bool:
         """Return whether the run of an attempt has other points, tags or params than its journal
         and its settings: the store was set back, or somebody has changed it. A journal that is
         damaged counts as other: sending it says so. Raises ConnectionError."""
-        sent = str(read_record(attempt / layout.SENT).get("run", ""))
-        if sent not in {run["run_id"] for run in self.runs.get(attempt.parent.name, [])}:
-            return False  # another run stands for it, or `holds` says that there is none
+        if not (sent := self._run_of(attempt)):
+            return False
         try:
             copy = copies.Copy(attempt)
         except (JobError, OSError):
@@ -267,9 +272,8 @@ class Known:
 
     def lacking(self, attempt: Path, names: Iterable[str]) -> list[str]:
         """Return which files of an attempt its run lacks. Raises ConnectionError."""
-        sent = str(read_record(attempt / layout.SENT).get("run", ""))
-        if sent not in {run["run_id"] for run in self.runs.get(attempt.parent.name, [])}:
-            return []  # another run stands for it, or `holds` says that there is none
+        if not (sent := self._run_of(attempt)):
+            return []
         if path := sqlite_path():
             query = "SELECT artifact_uri FROM runs WHERE run_uuid = :run"
             ((address,),) = select(path, query, run=sent)
@@ -317,8 +321,7 @@ def known(experiment: str) -> Known:
     """Return what the store knows about all jobs; nothing if the experiment or the store does not
     exist yet. If MLflow's client is needed, it runs in a separate process, because the calling job
     goes on to train. Raises SettingsError if the store's address is not valid, if a wanted copy
-    cannot be made, or if the experiment belongs to another project.
-    """
+    cannot be made, or if the experiment belongs to another project."""
     if is_fetched():  # the machine that has sent the job has asked
         return Known()
     mlflow_store.check()
@@ -373,10 +376,8 @@ def experiments(wanted: str = "") -> dict[str, str | None]:
 
 
 def settle(experiment: str) -> None:
-    """Make sure that the experiment belongs to the project and has its present name.
-
-    Raises SettingsError if it was deleted or belongs to another project.
-    """
+    """Make sure that the experiment belongs to the project and has its present name. Raises
+    SettingsError if it was deleted or belongs to another project."""
     own, owners = identity.existing_id() or "none", experiments(experiment)
     if (owner := owners.get(experiment, own)) not in (own, None):
         path = sqlite_path()
