@@ -97,12 +97,11 @@ class Host:
     """A host of a sweep. `folder` is the sweep's there, `places` are the devices of its places."""
 
     def __init__(self, word: str) -> None:
-        self.name, _, given = word.partition(":")
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", given)
-        if not re.fullmatch(r"\w[\w.@-]*", self.name) or (given and not found):
+        found = re.fullmatch(r"(\w[\w.@-]*)(?::(\d+)(?:-(\d+))?)?", word)
+        if not found:
             raise SettingsError(f"--hosts {word}: write a host as gpu1, or gpu1:0-3 for some GPUs")
-        ends = [int(number) for number in found.groups(found[1])] if found else []
-        self.gpus = ",".join(map(str, range(ends[0], ends[1] + 1))) if ends else None
+        self.name, first, last = found.groups()
+        self.gpus = ",".join(map(str, range(int(first), int(last or first) + 1))) if first else None
         self.folder, self.shared = Path(), False
         self.places: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
@@ -129,14 +128,10 @@ class Host:
         if python.is_relative_to(PROJECT):
             python = Path(project, python.relative_to(PROJECT))
         root = project if self.shared else f"{self.folder}/project"
-        program = [
-            "env",
-            f"PROJECT_FOLDER={root}",
-            "PYTHONUTF8=1",
-            known.get("python", str(python)),
-        ]
         about = {**about, "gpus": self.gpus, "shared": self.shared, "project": project}
-        program += ["-m", "labjobs.sweeps.hosts", json.dumps(about)]
+        program = ["env", f"PROJECT_FOLDER={root}", "PYTHONUTF8=1"]
+        program += [known.get("python", str(python)), "-m", "labjobs.sweeps.hosts"]
+        program.append(json.dumps(about))
         self._command = f"cd {shlex.quote(f'{self.folder}/code')} && exec {shlex.join(program)}"
         return self._learn()
 
@@ -288,9 +283,8 @@ class Hosts:
 
     def slots(self, sweep: Path, wanted: Sequence[object]) -> list[Slot]:
         """Return the places on all hosts, the first of each host first, as they are `wanted` from
-        gpus.places; each host is prepared once.
-        Raises SettingsError, after a line for each host that cannot be used."""
-        if self._slots is None and self._hosts:
+        gpus.places. Raises SettingsError, after a line for each host that cannot be used."""
+        if self._slots is None and self._hosts:  # each is prepared once
             lease = options.from_environment("HOST_SECONDS", LEASE)
             about = {"wanted": wanted, "lease": lease}
             files.write_text(sweep / layout.TOKEN, uuid4().hex)

@@ -109,8 +109,7 @@ def from_environment(variable: str, usual: float) -> float:
 
 def read(words: list[str]) -> tuple[Flags, Cluster | None]:
     """Return run.sh's flags, and the cluster that runs the jobs, None for this machine. Raises
-    SettingsError if they are wrong; `--help` ends the process.
-    """
+    SettingsError if they are wrong; `--help` ends the process."""
     cut = words.index("--") if "--" in words else len(words)
     own, more = words[:cut], words[cut + 1 :]
     try:

@@ -122,10 +122,8 @@ PAUSE = 0.05  # seconds between two checks of a job
 
 class Running:
     """A job in its place, such as a GPU, whose locks it holds while it runs. What it prints is kept
-    in output.txt in the folder of its attempt; the last line is shown.
-
-    Raises OSError, or SettingsError, if it cannot be started.
-    """
+    in output.txt in the folder of its attempt; the last line is shown. Raises OSError, or
+    SettingsError, if it cannot be started."""
 
     def __init__(
         self,

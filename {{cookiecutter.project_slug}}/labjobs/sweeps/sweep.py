@@ -196,7 +196,12 @@ class Sweep:
             left = self.budget.ordered(left, self._forecast(entries, [gpu for gpu, _ in places]))
         share = Share(self.folder, self.cluster, since) if self.cluster else None
         queue = Queue(left, len(named), places, self.flags, since, self.budget, share)
-        status = _run_here(entries, queue)
+        try:
+            queue.run()
+        except OSError as error:
+            notify(f"the sweep has ended: {cause(error)}", wait=True)
+            raise
+        status = _end(entries, queue.status)
         for line in self.budget.lines(entries):
             leave(status, f"run.sh: --budget {self.flags.budget:g}: {line}")
         return None if not status and len(grid.needed(named)) > len(entries) else status
@@ -307,16 +312,6 @@ class Sweep:
         # A job on a host is a process here, too, which waits for it.
         distant = Starter(self.folder / "code", 1, [self.lock], warm=False)
         return [*((place, starter) for place in here), *((slot, distant) for slot in away)]
-
-
-def _run_here(entries: list[Entry], queue: Queue) -> int:
-    """Run the jobs of a queue on this machine, and print the results; return the exit status."""
-    try:
-        queue.run()
-    except OSError as error:
-        notify(f"the sweep has ended: {cause(error)}", wait=True)
-        raise
-    return _end(entries, queue.status)
 
 
 def _check_searches(entries: list[Entry]) -> None:
