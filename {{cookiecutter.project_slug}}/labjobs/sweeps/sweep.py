@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -34,140 +33,118 @@ from labjobs.sweeps.forecast import Budget, Forecast
 from labjobs.sweeps.gpus import Gpu
 from labjobs.sweeps.grid import STARTED, Entry
 from labjobs.sweeps.hosts import Hosts, Slot
-from labjobs.sweeps.options import Flags, read
+from labjobs.sweeps.options import read
 from labjobs.sweeps.queue import Queue, Share
 from labjobs.sweeps.starter import Starter
 from labjobs.tracking import mlflow_store
 
 
-def run(folder: Path, words: list[str]) -> int:
-    """Plan a sweep and run it, or do what the flags say instead; returns the exit status. Raises
-    SettingsError before anything is started."""
-    flags, cluster = read(words)
-    hosts, lock = Hosts(flags.hosts or ""), states.lock_snapshot(folder)
-    budget = Budget(3600 * (flags.budget or math.inf) / flags.gpus_per_job)
-    sweep = Sweep(folder, flags, cluster, hosts, lock, budget)
-    grid.answer(folder)
-    only_shown, first = flags.list or flags.watch, cluster.flags if cluster else ()
-    _leave_when_asked(only_shown)
-    confirmed = set[int]()
-    _, waiting = _grow(folder, first, confirmed, only_shown)
-    try:
-        while True:
-            while (status := sweep.run()) is None:
-                _leave_when_asked()
-            grown = False
-            if not (status or only_shown or sweep.hands_over):
-                _leave_when_asked()
-                grown, waiting = _grow(folder, first, confirmed)
-            if waiting and not (grown or status or sweep.hands_over or flags.json):
-                return leave(status, f"{waiting[0]} waits until all jobs before it have results")
-            if not grown:
-                return status
-    finally:
-        hosts.close()
-
-
-def _grow(
-    folder: Path, flags: Sequence[str], confirmed: set[int], only_shown: bool = False
-) -> tuple[bool, list[str]]:
-    """Add the jobs that follow from results, once these are there: the next generation of each
-    `propose` and `breed`, unless jobs are only shown, and the jobs of each `confirm`, whose number
-    goes into `confirmed`. All jobs have these flags. Return whether any were added, and what waits
-    for results."""
-    grown, waiting = False, list[str]()
-    for number in range(len(grid.following(folder / "grid"))):
-        words, before = grid.following(folder / "grid")[number]
-        entries = grid.entries(folder / "grid", flags)[:before]
-        if words[0] != "confirm":
-            added, left = _propose(folder, words, entries, only_shown)
-            grown = grown or added
-            waiting += [" ".join(words[:2])] * left
-        elif number not in confirmed:
-            count = words[1]
-            if not count.isdecimal() or not int(count):
-                line = "expects a number of seeds, such as confirm 5"
-                raise SettingsError(f"confirm {count}: {line}")
-            if any("length" in entry.drawn for entry in entries):
-                line = "not after breed, whose jobs go on from others; breed with another --seed"
-                raise SettingsError(f"confirm {count}: {line}")
-            if waiting or not (jobs := _confirm(folder, int(count), entries)):
-                waiting.append("confirm")
-            else:
-                grid.add(folder / "grid", jobs)
-                confirmed.add(number)
-                grown = True
-    return grown, waiting
-
-
-def _confirm(folder: Path, count: int, entries: list[Entry]) -> list[list[str]]:
-    """The jobs that confirm what was chosen; none while results are missing."""
-    _read_jobs(entries)
-    entries = grid.needed(entries)
-    ended = {entry.job.id for entry, _ in grid.stopped(entries)}
-    of_run = {entry.job.id for entry in entries if entry.script == identity.DEFAULT}
-    jobs: list[list[str]] = _asked(folder, "confirm", count=count, ids=sorted(of_run - ended))
-    return jobs
-
-
-def _propose(
-    folder: Path, words: list[str], entries: list[Entry], only_shown: bool
-) -> tuple[bool, bool]:
-    """Write the next generation down, if all jobs before it have results and jobs are not only
-    shown; return whether that was done, and whether results are still missing."""
-    asked = proposals.read(words)
-    known, grown = asked.known(), False
-    if not only_shown:
-        own = entries[len(entries) - sum(len(each.jobs) for each in known) :]
-        _read_jobs(own)
-        found = _asked(folder, "propose", words=words, ids=[entry.job.id for entry in own])
-        grown = found["grown"]
-        if found["said"]:
-            leave(exit_status.DONE, f"run.sh: {found['said']}")
-    return grown, grown or len(known) < asked.generations
-
-
-def _asked(folder: Path, what: str, **about: Any) -> Any:
-    """What `commands.propose` answers, in a process of its own, since it imports more than a sweep
-    does; of jobs with the sweep's code, if that was copied. Raises SettingsError if it fails."""
-    code = folder / "code"
-    how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8"}
-    how["cwd"] = code if code.exists() else PROJECT
-    how["env"] = os.environ | {"PROJECT_FOLDER": str(PROJECT)}
-    command = [sys.executable, "-m", "labjobs.commands.propose", what]
-    done = subprocess.run(command, input=json.dumps(about), **how)
-    if done.returncode:
-        said = done.stderr.strip() or f"{what} ended with status {done.returncode}"
-        raise SettingsError(mlflow_store.last_line(said))
-    return json.loads(done.stdout.splitlines()[-1])  # settings.py may have printed something
-
-
-@dataclass
 class Sweep:
     """A sweep with its flags, and what it holds until it ends: its hosts, the lock of its copy of
-    the code, and its budget of time."""
+    the code, and its budget of time. Raises SettingsError for wrong flags."""
 
-    folder: Path
-    flags: Flags
-    cluster: Cluster | None
-    hosts: Hosts
-    lock: int
-    budget: Budget
+    def __init__(self, folder: Path, words: list[str]) -> None:
+        self.folder, self.grid = folder, folder / "grid"
+        self.flags, self.cluster = flags, cluster = read(words)
+        self.hosts, self.lock = Hosts(flags.hosts or ""), states.lock_snapshot(folder)
+        self.budget = Budget(3600 * (flags.budget or math.inf) / flags.gpus_per_job)
+        self.only_shown = flags.list or flags.watch
+        # Whether a cluster is given all jobs, and the sweep ends before them.
+        self.hands_over = cluster is not None and not flags.hosts
+        self.first_flags = cluster.flags if cluster else []  # of all jobs, before their own
+        self.confirmed = set[int]()  # numbers of lines
 
-    @property
-    def hands_over(self) -> bool:
-        """Whether it hands all jobs over to a cluster, and ends before them."""
-        return self.cluster is not None and not self.flags.hosts
+    def run(self) -> int:
+        """Run the jobs, or do what the flags say instead; return the exit status. Raises
+        SettingsError before anything is started."""
+        grid.answer(self.folder)
+        _leave_when_asked(self.only_shown)
+        _, waiting = self._grow()
+        ends_now = self.only_shown or self.hands_over
+        try:
+            while True:
+                while (status := self._run()) is None:
+                    _leave_when_asked()
+                grown = False
+                if not (status or ends_now):
+                    _leave_when_asked()
+                    grown, waiting = self._grow()
+                if waiting and not (grown or status or self.hands_over or self.flags.json):
+                    line = "waits until all jobs before it have results"
+                    return leave(status, f"{waiting[0]} {line}")
+                if not grown:
+                    return status
+        finally:
+            self.hosts.close()
 
-    def run(self) -> int | None:
+    def _grow(self) -> tuple[bool, list[str]]:
+        """Add the jobs that follow from results, once these are there: the next generation of each
+        `propose` and `breed`, unless jobs are only shown, and the jobs of each `confirm`. Return
+        whether any were added, and what waits for results."""
+        grown, waiting = False, list[str]()
+        for number in range(len(grid.following(self.grid))):
+            words, before = grid.following(self.grid)[number]
+            entries = grid.entries(self.grid, self.first_flags)[:before]
+            if words[0] != "confirm":
+                added, left = self._propose(words, entries)
+                grown = grown or added
+                waiting += [" ".join(words[:2])] * left
+            elif number not in self.confirmed:
+                _check_confirm(words[1], entries)
+                if waiting or not (jobs := self._confirm(int(words[1]), entries)):
+                    waiting.append("confirm")
+                else:
+                    grid.add(self.grid, jobs)
+                    self.confirmed.add(number)
+                    grown = True
+        return grown, waiting
+
+    def _confirm(self, count: int, entries: list[Entry]) -> list[list[str]]:
+        """The jobs that confirm what was chosen; none while results are missing."""
+        _read_jobs(entries)
+        entries = grid.needed(entries)
+        ended = {entry.job.id for entry, _ in grid.stopped(entries)}
+        of_run = {entry.job.id for entry in entries if entry.script == identity.DEFAULT}
+        jobs: list[list[str]] = self._asked("confirm", count=count, ids=sorted(of_run - ended))
+        return jobs
+
+    def _propose(self, words: list[str], entries: list[Entry]) -> tuple[bool, bool]:
+        """Write the next generation down, if all jobs before it have results and jobs are not only
+        shown; return whether that was done, and whether results are still missing."""
+        asked = proposals.read(words)
+        known, grown = asked.known(), False
+        if not self.only_shown:
+            own = entries[len(entries) - sum(len(each.jobs) for each in known) :]
+            _read_jobs(own)
+            found = self._asked("propose", words=words, ids=[entry.job.id for entry in own])
+            grown = found["grown"]
+            if found["said"]:
+                leave(exit_status.DONE, f"run.sh: {found['said']}")
+        return grown, grown or len(known) < asked.generations
+
+    def _asked(self, what: str, **about: Any) -> Any:
+        """What `commands.propose` answers, in a process of its own, since it imports more than a
+        sweep does; of jobs with the sweep's code, if that was copied. Raises SettingsError."""
+        code = self.folder / "code"
+        how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8"}
+        how["cwd"] = code if code.exists() else PROJECT
+        how["env"] = os.environ | {"PROJECT_FOLDER": str(PROJECT)}
+        command = [sys.executable, "-m", "labjobs.commands.propose", what]
+        done = subprocess.run(command, input=json.dumps(about), **how)
+        if done.returncode:
+            said = done.stderr.strip() or f"{what} ended with status {done.returncode}"
+            raise SettingsError(mlflow_store.last_line(said))
+        return json.loads(done.stdout.splitlines()[-1])  # settings.py may have printed something
+
+    def _run(self) -> int | None:
         """Run the jobs of the grid, or do what the flags say instead; return the exit status, or
         None if a search goes on."""
-        named = grid.entries(self.folder / "grid", self.cluster.flags if self.cluster else ())
+        named = grid.entries(self.grid, self.first_flags)
         if not named:
             raise SettingsError("the grid has no jobs")
         _read_jobs(named)
         entries = grid.needed(named)
-        if self.flags.list or self.flags.watch:
+        if self.only_shown:
             return self._show(entries)
         states.clear_snapshots(self.folder)
         here = self._here(entries) if self.hosts.here and not self.hands_over else []
@@ -278,9 +255,8 @@ class Sweep:
         away = self.hosts.slots(self.folder, self._wanted(entries))
         if not all(slot.host.shared for slot in away):
             grid.each(left, _refuse_another_folder)
-        flags = self.cluster.flags if self.cluster else []
         numbers = [entry.number for entry in left]
-        about = {"numbers": numbers, "flags": flags, "here": not self.hands_over}
+        about = {"numbers": numbers, "flags": self.first_flags, "here": not self.hands_over}
         files.write_json(self.folder / layout.LEFT, about)
         return away
 
@@ -312,6 +288,17 @@ class Sweep:
         # A job on a host is a process here, too, which waits for it.
         distant = Starter(self.folder / "code", 1, [self.lock], warm=False)
         return [*((place, starter) for place in here), *((slot, distant) for slot in away)]
+
+
+def _check_confirm(count: str, entries: list[Entry]) -> None:
+    """Raise SettingsError for a line `confirm` that means nothing, or follows `breed`."""
+    why = ""
+    if not count.isdecimal() or not int(count):
+        why = "expects a number of seeds, such as confirm 5"
+    elif any("length" in entry.drawn for entry in entries):
+        why = "not after breed, whose jobs go on from others; breed with another --seed"
+    if why:
+        raise SettingsError(f"confirm {count}: {why}")
 
 
 def _check_searches(entries: list[Entry]) -> None:
@@ -424,7 +411,7 @@ def main(folder: Path, words: list[str]) -> int:
     # Absolute, for all that is started.
     os.environ["MLFLOW_TRACKING_URI"] = mlflow_store.store_uri()
     try:
-        return run(folder, words)
+        return Sweep(folder, words).run()
     except SettingsError as error:
         return leave(exit_status.WRONG, f"run.sh: {error}")
     except OSError as error:
