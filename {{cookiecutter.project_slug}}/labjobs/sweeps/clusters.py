@@ -110,8 +110,7 @@ def expanded(path: str) -> str:
 
 
 def ask(*command: str, given: str | None = None) -> str:
-    """Return what a command of a batch system prints, `given` what it reads. Raises SettingsError
-    if it fails."""
+    """Return what a command prints, `given` what it reads. Raises SettingsError if it fails."""
     how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
     try:
         done = subprocess.run(command, input=given, **how)
@@ -174,8 +173,7 @@ class System:
         return re.sub(r"^(?=\d)|[^\w.-]", "_", experiment_name())
 
     def tasks(self) -> dict[str, dict[int, str]]:
-        """Return the state of each of the user's tasks, in Slurm's words, with the reason if it
-        waits, by array."""
+        """Return the state of each of the user's tasks, in Slurm's words, by array."""
         found: dict[str, dict[int, str]] = {}
         for array, number, state, reason in self._tasks():
             waits = f", {reason}" if state == "PENDING" and reason else ""
@@ -199,8 +197,7 @@ class System:
         return re.sub(r"\[\d+\].*", "[]", task), int(number) - self.first, node, int(cores)
 
     def put_back(self, array: str, number: int, status: int) -> int:
-        """Put a task back unless it was ended; returns the status to exit with, which most systems
-        heed."""
+        """Put a task back unless it was ended; returns the status to exit with, which most heed."""
         return 99
 
     def cancel(self, tasks: Iterable[str]) -> None:

@@ -52,8 +52,7 @@ class Entry:
     it on another; `returned` is how many hosts have given it back. What it has written counts for a
     cluster's task `since` then, in ns. `drawn` is which draw of which search it is. `halving` is
     the line below which it stands, `bracket` the jobs that it is compared with, and `rung` where it
-    pauses.
-    """
+    pauses."""
 
     number: int
     script: str
@@ -73,8 +72,7 @@ class Entry:
 
     @property
     def words(self) -> list[str]:
-        """The command line, after `python`; with --force for a stale job, so that it starts
-        over."""
+        """The command line, after `python`; with --force for a stale job, which starts over."""
         more = ["--force"] if self.state == "stale" else []
         more += [f"--pause-after={self.rung}"] if self.rung else []
         return [f"{self.script}.py", *self.flags, *more]
@@ -272,8 +270,7 @@ def ended(folder: Path, since: int) -> int | None:
 
 
 def summary(entries: Sequence[Entry], stopped: int = 0) -> int:
-    """Print the results of a sweep; returns its exit status. `stopped` is the status of a sweep
-    that was stopped together with its jobs."""
+    """Print the results of a sweep; returns its exit status, `stopped` if that is not 0."""
     name(entries, {"failed", "stale", "diverged"} | (set() if stopped else {"interrupted"}))
     states = [entry.state_after for entry in entries]
     count = Counter(state for state in states if state not in {"repeated", "skipped"})

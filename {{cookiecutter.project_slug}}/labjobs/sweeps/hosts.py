@@ -117,10 +117,10 @@ class Host:
             token=f"{layout.SWEEPS}/{sweep.name}/{layout.TOKEN}",
             content=(sweep / layout.TOKEN).read_text("utf-8"),
         )
-        done = _ended([*SSH, self.name, f"exec sh -c {shlex.quote(script)}"])
-        if problem := _problem(done.returncode, done.stderr):
+        said, problem = _heard([*SSH, self.name, f"exec sh -c {shlex.quote(script)}"])
+        if problem:
             return problem
-        has, _, project = done.stdout.strip().rpartition("\n")[2].partition(":")
+        has, _, project = said.strip().rpartition("\n")[2].partition(":")
         self.shared, self.folder = has == "all", Path(project, layout.SWEEPS, sweep.name)
         if not self.shared and (problem := self._bring(sweep / "code", has)):
             return problem
@@ -143,8 +143,7 @@ class Host:
         secret = [p.name for p in links if any(map(privacy.is_secret, (p, p.resolve())))]
         left_out = [f"--exclude={name}" for name in secret]
         there = f"{self.name}:{self.folder}/code/"
-        done = _ended(rsync("--copy-unsafe-links", *left_out, f"{code}/", there))
-        return _problem(done.returncode, done.stderr)
+        return _heard(rsync("--copy-unsafe-links", *left_out, f"{code}/", there))[1]
 
     def _learn(self) -> str:
         """Ask for the places; the process that answers keeps the sweep's folder there."""
@@ -189,9 +188,11 @@ def _versions() -> dict[str, str]:
     return found | {"python": "{}.{}".format(*sys.version_info)}
 
 
-def _ended(command: list[str]) -> subprocess.CompletedProcess[str]:
+def _heard(command: list[str]) -> tuple[str, str]:
+    """What a command prints, and what went wrong."""
     how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
-    return subprocess.run(command, stdin=subprocess.DEVNULL, **how)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, **how)
+    return done.stdout, _problem(done.returncode, done.stderr)
 
 
 def _problem(status: int, said: str) -> str:
@@ -327,8 +328,7 @@ class Session:
         self.asked = self.asked or number
 
     def run(self, attempt: str, words: list[str], act: Callable[[], object]) -> int:
-        """Run a job in the folder of its attempt, `act` again and again meanwhile; return its
-        status."""
+        """Run a job in its attempt's folder, `act` all the time meanwhile; return its status."""
         env = {k: v for k, v in os.environ.items() if not self.folder and k not in OF_A_MACHINE}
         self._connection.send(attempt=attempt, words=words, env=env)
         told = 0

@@ -98,8 +98,7 @@ ONLY_HERE = ("gpus", "per_gpu", "retries", "fail_fast")
 
 
 def from_environment(variable: str, usual: float) -> float:
-    """Return the number that a variable of the environment holds, or the usual one. Raises
-    SettingsError."""
+    """Return the number in an environment variable, or the usual one. Raises SettingsError."""
     given = os.environ.get(variable) or usual
     with suppress(ValueError):
         if float(given) >= 0:

@@ -401,8 +401,7 @@ class Queue:
         self._elsewhere += entries
 
     def _come_back(self, entry: Entry) -> None:
-        """Note how a job has ended that no other process trains any more; put it back into the
-        queue if it has not."""
+        """Note how a job that is elsewhere no more has ended, or put it back into the queue."""
         known = grid.ended(entry.job.path, entry.since or self._since)
         no_further = self._share and self._share.brought_no_further(entry)
         if known is None:

@@ -121,8 +121,7 @@ def arguments(
 
 
 def ranges(words: Sequence[str], fixed: Sequence[str]) -> list[Range]:
-    """Return what flags are drawn from, from pairs such as --lr 'log 1e-4 1e-1'. Raises
-    SettingsError."""
+    """Return the ranges in pairs such as --lr 'log 1e-4 1e-1'. Raises SettingsError."""
     names, ranges = words[::2], words[1::2]
     if not names or len(names) != len(ranges) or not all(name.startswith("--") for name in names):
         pairs = "pairs of a flag and a range, such as --lr 'log 1e-4 1e-1'"

@@ -265,8 +265,7 @@ class Delivery:
         self._note(status)
 
     def show(self) -> None:
-        """Copy the running job to other trackers, if it is time to. What goes wrong is reported at
-        its end."""
+        """Copy the running job to other trackers, if it is time; its end says what goes wrong."""
         if copies.wanted() and (begun := time.monotonic()) >= self._next_copy:
             with suppress(Exception):
                 copies.write(self._folder, copies.RUNNING)
@@ -371,8 +370,7 @@ def _forget(folder: Path) -> None:
 
 
 def _send(folder: Path) -> None:
-    """Raises JobError for what is wrong with the job's files or its copies, or what the store
-    raises."""
+    """Raises JobError for the job's files and its copies, or what the store raises."""
     with ExitStack() as held:
         try:
             lock = locks.take(folder / layout.LOCK)

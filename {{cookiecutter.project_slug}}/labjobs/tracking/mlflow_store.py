@@ -211,8 +211,7 @@ ARTIFACTS = PROJECT / "mlruns"  # the folder for the files of runs, unless a ser
 
 @cache
 def experiment_name() -> str:
-    """Return the project's name, from pyproject.toml: all its jobs are in the experiment with that
-    name. Raises SettingsError without one."""
+    """Return the project's name, in pyproject.toml, and its experiment's. Raises SettingsError."""
     try:
         with (CODE / "pyproject.toml").open("rb") as file:
             return str(tomllib.load(file)["project"]["name"])
@@ -249,8 +248,7 @@ def prepare(runs_root: Path = PROJECT) -> str:
 
 
 def belongs_to_another(experiment: str, owner: str) -> SettingsError:
-    """Return the message for a project whose name belongs to another project in the store, with
-    this id."""
+    """Return the message for a project whose name another one has in the store, the `owner`."""
     return SettingsError(
         f"the experiment {experiment!r} in the tracking store belongs to another project; change "
         "the name in pyproject.toml, or if this is a copy of that project, or git has taken "
@@ -361,8 +359,7 @@ class Run:
         self.beat()
 
     def beat(self) -> None:
-        """Send a heartbeat, if it is time for one. Raises Elsewhere if the job belongs to another
-        folder."""
+        """Send a heartbeat, if it is time. Raises Elsewhere if another folder has the job."""
         if time.monotonic() - self._beaten > BEAT:
             self._settle()
             self._client.set_tag(self.id, "heartbeat", str(time.time()))

@@ -160,8 +160,7 @@ def _by_client(experiment: str) -> list[StoredJob]:
     """The runs of all jobs, fetched page by page."""
     runs: list[Run] = []
     with asked() as client:
-        named = client.get_experiment_by_name(experiment)
-        token = "" if named else None
+        named, token = client.get_experiment_by_name(experiment), ""
         while named and token is not None:
             page = client.search_runs([named.experiment_id], page_token=token or None)
             runs, token = runs + page, page.token or None
@@ -430,8 +429,7 @@ def folder_of(job_folder: str) -> Path:
 
 
 def file(run_id: str, folder: str, name: str) -> bytes:
-    """Return the content of a file that a job has kept, from its folder or, if that is not on this
-    machine, from its run. Raises OSError if it cannot be read."""
+    """Return a file that a job has kept, from its folder or else from its run. Raises OSError."""
     place = folder_of(folder)
     if place.is_dir():
         return (place / name).read_bytes()
@@ -440,8 +438,7 @@ def file(run_id: str, folder: str, name: str) -> bytes:
 
 
 def files(run_id: str, folder: str, below: str) -> list[str]:
-    """Return the names of the files that a job has kept in a folder below its own. Raises OSError
-    if they cannot be read."""
+    """Return the names of the files that a job has kept in a folder of its own. Raises OSError."""
     place = folder_of(folder)
     if place.is_dir():
         return sorted(path.relative_to(place).as_posix() for path in (place / below).glob("*"))
