@@ -261,12 +261,10 @@ class Queue:
         """The first job that is ready, or else the best that may pass its rung of a halving."""
         if entry := next(self._ready(), None):
             return entry
-        leading: list[tuple[int, Entry]] = []
-        for entry in filter(self._budget.lasts, self._left):
-            if entry.bracket and not entry.bracket.is_due(entry.job):
-                rank = entry.bracket.lead(entry.job)
-                leading += [] if rank is None else [(rank, entry)]
-        return min(leading, key=lambda each: each[0])[1] if leading else None
+        lasting = filter(self._budget.lasts, self._left)
+        ranks = {entry: entry.bracket.lead(entry.job) for entry in lasting if entry.bracket}
+        leading = {entry: rank for entry, rank in ranks.items() if rank is not None}
+        return min(leading, key=leading.__getitem__, default=None)
 
     def _begin(self, worker: Worker, entry: Entry) -> None:
         """Start a job in a place that is held, for the first time or again."""
