@@ -162,7 +162,6 @@ def read(words: list[str]) -> tuple[Flags, Cluster | None]:
 
 
 def _seconds(piece: str) -> int:
-    """The seconds of a --piece."""
     units = {"h": 3600, "m": 60}
     seconds = int(piece[:-1]) * units[piece[-1]] if re.fullmatch(r"\d+[hm]", piece) else 0
     if seconds < 2 * WARNING:

@@ -49,8 +49,8 @@ class Sweep:
         self.hosts, self.lock = Hosts(flags.hosts or ""), states.lock_snapshot(folder)
         self.budget = Budget(3600 * (flags.budget or math.inf) / flags.gpus_per_job)
         self.only_shown = flags.list or flags.watch
-        # Whether a cluster is given all jobs, and the sweep ends before them.
-        self.hands_over = cluster is not None and not flags.hosts
+        # A cluster that is given all jobs, after which the sweep ends; one that shares them.
+        self.submits_to, self.shares_with = (None, cluster) if flags.hosts else (cluster, None)
         self.first_flags = cluster.flags if cluster else []  # of all jobs, before their own
         self.confirmed = set[int]()  # numbers of lines
 
@@ -60,7 +60,7 @@ class Sweep:
         grid.answer(self.folder)
         _leave_when_asked(self.only_shown)
         _, waiting = self._grow()
-        ends_now = self.only_shown or self.hands_over
+        ends_now = self.only_shown or self.submits_to
         try:
             while True:
                 while (status := self._run()) is None:
@@ -69,7 +69,7 @@ class Sweep:
                 if not (status or ends_now):
                     _leave_when_asked()
                     grown, waiting = self._grow()
-                if waiting and not (grown or status or self.hands_over or self.flags.json):
+                if waiting and not (grown or status or self.submits_to or self.flags.json):
                     line = "waits until all jobs before it have results"
                     return leave(status, f"{waiting[0]} {line}")
                 if not grown:
@@ -147,11 +147,10 @@ class Sweep:
         if self.only_shown:
             return self._show(entries)
         states.clear_snapshots(self.folder)
-        here = self._here(entries) if self.hosts.here and not self.hands_over else []
+        here = self._here(entries) if self.hosts.here and not self.submits_to else []
         view = states.View()
         view.warn()
         left = self._left(entries, view)
-        _check_searches(entries)
         if not left:
             return self._end_at_once(entries)
         away = self._prepare(left, entries)
@@ -164,14 +163,12 @@ class Sweep:
             print(f"no commit is recorded: {why}", flush=True)
         if problem := provenance.other_engine(PROJECT):
             print(problem, flush=True)
-        if self.cluster and self.hands_over:
-            status = self._submit(self.cluster, left, view, since)
-            submitted = {*left}
-            return status or _name_left_out([entry for entry in entries if entry not in submitted])
+        if self.submits_to:
+            return self._submit(self.submits_to, left, entries, view, since)
         places = self._places(here, away, starter)
         if self.flags.budget:
             left = self.budget.ordered(left, self._forecast(entries, [gpu for gpu, _ in places]))
-        share = Share(self.folder, self.cluster, since) if self.cluster else None
+        share = Share(self.folder, self.shares_with, since) if self.shares_with else None
         queue = Queue(left, len(named), places, self.flags, since, self.budget, share)
         try:
             queue.run()
@@ -184,7 +181,6 @@ class Sweep:
         return None if not status and len(grid.needed(named)) > len(entries) else status
 
     def _show(self, entries: list[Entry]) -> int:
-        """Print what --list or --watch shows."""
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--list | head` prints no trace
         if self.flags.watch:
             states.watch(entries)
@@ -202,7 +198,6 @@ class Sweep:
         return Forecast(entries, len(places), on_gpus, self.flags.gpus_per_job)
 
     def _here(self, entries: list[Entry]) -> list[Gpu]:
-        """The places of this machine."""
         return gpus.places(self.hosts.gpus or self.flags.gpus, *self._wanted(entries))
 
     def _wanted(self, entries: list[Entry]) -> tuple[int | None, int, list[int | Literal["auto"]]]:
@@ -212,11 +207,12 @@ class Sweep:
 
     def _left(self, entries: list[Entry], view: states.View) -> list[Entry]:
         """Find the state of each job (`repeated` if it is earlier in the grid too, `skipped`
-        because of --only); return the jobs that are left to run, inputs first."""
+        because of --only); return the jobs that are left to run, inputs first. Raises SettingsError
+        for a draw of `search until` that has results elsewhere alone."""
         to_run = {*STARTED}
-        if not self.hands_over:
+        if not self.submits_to:
             to_run.add("running")  # wait for it; on a cluster, waiting would block a GPU
-        if self.cluster and not self.hands_over:
+        if self.shares_with:
             to_run.add("queued")  # until a place is free for it
         if view.known.problem:
             to_run.remove("unsent")
@@ -230,20 +226,25 @@ class Sweep:
             elif only and entry.state in to_run - {only}:
                 entry.state = "skipped"
             seen.add(entry.job.id)
+            over = "until" in entry.drawn and entry.state in ("finished", "diverged")
+            if over and search.final(entry.job) is None:
+                where = "but not in this folder of runs, where a search looks for its results"
+                line = f"job {entry.job.id} has {entry.state}, {where}"
+                raise SettingsError(f"search until: {line}")
         left = {entry.job.id: entry for entry in entries if entry.state in to_run}
-        if left and not (only or self.hands_over):  # those that are compared with them may train on
+        if left and not (only or self.submits_to):  # those that are compared with them may train on
             left |= {e.job.id: e for e in entries if e.bracket and e.state == "paused"}
         settings = {job: entry.job.settings for job, entry in left.items()}
         return [left[job] for job in attempts.inputs_first(settings)]
 
     def _end_at_once(self, entries: list[Entry]) -> int:
         """Say what the jobs are, none of which is left to run."""
-        if not (self.cluster and self.hands_over):
+        if not self.submits_to:
             return _end(entries)
         _note_stopped(entries)
         count = Counter(entry.state for entry in entries)
         held = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
-        leave(exit_status.DONE, f"nothing submitted to {self.cluster.batch.title}: {held}")
+        leave(exit_status.DONE, f"nothing submitted to {self.submits_to.batch.title}: {held}")
         return _name_left_out(entries)
 
     def _prepare(self, left: list[Entry], entries: list[Entry]) -> list[Slot]:
@@ -256,25 +257,28 @@ class Sweep:
         if not all(slot.host.shared for slot in away):
             grid.each(left, _refuse_another_folder)
         numbers = [entry.number for entry in left]
-        about = {"numbers": numbers, "flags": self.first_flags, "here": not self.hands_over}
+        about = {"numbers": numbers, "flags": self.first_flags, "here": not self.submits_to}
         files.write_json(self.folder / layout.LEFT, about)
         return away
 
     def _starter(self, at_once: int) -> Starter:
-        """What starts jobs on this machine."""
         return Starter(self.folder / "code", max(1, at_once), [self.lock], self.flags.gpus_per_job)
 
-    def _submit(self, cluster: Cluster, left: list[Entry], view: states.View, since: int) -> int:
-        """Hand the jobs that are left to a cluster; returns the exit status."""
+    def _submit(
+        self, to: Cluster, left: list[Entry], entries: list[Entry], view: states.View, since: int
+    ) -> int:
+        """Hand the jobs that are left to a cluster, and name the others; returns the status."""
         for entry in left:
             entry.set_rung()
         terminal.handle_signals(signal.SIG_IGN)  # or it could get jobs whose folder is removed
         try:
-            lines = arrays.submit(self.folder, left, view.queued, since, cluster)
+            lines = arrays.submit(self.folder, left, view.queued, since, to)
         except SettingsError as error:
             given = arrays.was_given(self.folder)
             return leave(exit_status.FAILED if given else exit_status.WRONG, f"run.sh: {error}")
-        return leave(exit_status.DONE, lines)
+        leave(exit_status.DONE, lines)
+        submitted = {*left}
+        return _name_left_out([entry for entry in entries if entry not in submitted])
 
     def _places(
         self, here: list[Gpu], away: list[Slot], starter: Starter
@@ -299,15 +303,6 @@ def _check_confirm(count: str, entries: list[Entry]) -> None:
         why = "not after breed, whose jobs go on from others; breed with another --seed"
     if why:
         raise SettingsError(f"confirm {count}: {why}")
-
-
-def _check_searches(entries: list[Entry]) -> None:
-    """Raise SettingsError for a draw of `search until` that has results elsewhere alone."""
-    for entry in entries:
-        over = "until" in entry.drawn and entry.state in ("finished", "diverged")
-        if over and search.final(entry.job) is None:
-            where = "but not in this folder of runs, where a search looks for its results"
-            raise SettingsError(f"search until: job {entry.job.id} has {entry.state}, {where}")
 
 
 def _refuse_another_folder(entry: Entry) -> None:
