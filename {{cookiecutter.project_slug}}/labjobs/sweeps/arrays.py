@@ -98,11 +98,6 @@ def _notes(cluster: Cluster, left: Sequence[Entry]) -> Iterator[str]:
         yield f"no comparable jobs tell the {' and the '.join(unknown)}: the cluster's limits hold"
 
 
-LONGEST = 24 * 3600
-"""Seconds that a task is given unasked, at most: many systems allow no more, and the job goes on in
-the next one."""
-
-
 def sized(cluster: Cluster, left: Sequence[Entry], forecast: Forecast) -> Cluster:
     """Return a cluster whose tasks have the time and the memory that jobs need, where these are not
     given and comparable jobs tell, and the time of a piece at most. Raises SettingsError if pieces
@@ -116,7 +111,9 @@ def sized(cluster: Cluster, left: Sequence[Entry], forecast: Forecast) -> Cluste
         pieces = 1 if cluster.put_back else math.ceil(takes / trains) or 1
         cluster = replace(cluster, time=_clock(min(piece, takes or piece)), pieces=pieces)
     elif takes and cluster.lacks("time"):
-        cluster = replace(cluster, time=_clock(min(takes, LONGEST) if cluster.put_back else takes))
+        # Many systems allow no more than a day, and a job can go on in the next task.
+        takes = min(takes, 24 * 3600) if cluster.put_back else takes
+        cluster = replace(cluster, time=_clock(takes))
     memory = [forecast.memory(entry.job) for entry in left]
     if all(memory) and cluster.lacks("memory"):  # 1 GiB for what runs beside: courier, task
         cluster = replace(cluster, memory=f"{math.ceil(max(memory) / UNITS['G']) + 1}G")

@@ -23,11 +23,8 @@ from xml.etree import ElementTree
 from labjobs.errors import SettingsError
 from labjobs.tracking.mlflow_store import experiment_name
 
-WARNING = 60
-"""Seconds before a job's end at which USR1 is sent."""
-
-UNITS = {unit: 1024**power for power, unit in enumerate("KMGT", 1)}
-"""Bytes by the letters that memory is given in."""
+WARNING = 60  # seconds before a job's end at which USR1 is sent
+UNITS = {unit: 1024**power for power, unit in enumerate("KMGT", 1)}  # of memory, in bytes
 
 
 @dataclass(frozen=True, kw_only=True)

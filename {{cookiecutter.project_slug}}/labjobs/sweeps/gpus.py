@@ -31,13 +31,10 @@ LOCKS = "/tmp/gpu-locks"
 """Where the locks are, unless GPU_LOCKS says otherwise. They are not in /dev/shm, where systemd
 removes a user's files when the user logs out (RemoveIPC in logind.conf)."""
 
-MEMORY = 2 * 2**30
-"""Bytes for each job on the CPU: libraries and courier take one GB, the rest is for its data."""
-
+MEMORY = 2 * 2**30  # bytes for each job on the CPU: half of them for libraries and courier
 LOOK = 2.0  # seconds between two looks at a GPU that is in use, or at a job that runs elsewhere
 HANGS = 20  # seconds after which nvidia-smi will not answer any more
 BUSY = 20  # percent of its time for which a display may use a GPU
-
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 

@@ -37,10 +37,7 @@ NO_JOB = {"-h", "--help", "--check", "--scratch"}  # flags with which a script d
 END = "end"  # sent instead of a number of words when the grid is complete
 STARTED = ("failed", "interrupted", "pending", "unsent")  # states of jobs that a sweep starts
 LEFT = {"failed", "stale", "interrupted", "queued", "not started"}  # something is left to do
-
-ENDED = {"finished": 0, "paused": 0, "failed": 1, "diverged": 1}
-"""Exit statuses of jobs, by how they have ended."""
-
+ENDED = {"finished": 0, "paused": 0, "failed": 1, "diverged": 1}  # exit statuses of jobs
 BEST = "best_step"  # a metric that is logged at the end, with the results of the best weights
 
 

@@ -27,8 +27,7 @@ from labjobs.job.runtime import LENGTHS
 from labjobs.settings import HELD_OUT, Span
 from labjobs.sweeps import search
 
-SAMPLERS = ("tpe", "gp", "cmaes")
-"""What `with=` can name: samplers of Optuna."""
+SAMPLERS = ("tpe", "gp", "cmaes")  # what `with=` can name: samplers of Optuna
 
 FORMS = {
     "propose": "propose NAME 8 x 5 --lr 'log 1e-4 1e-1' -- --epochs 30",
@@ -40,8 +39,6 @@ TAKEN = (*map(option, LENGTHS), INIT_FROM)  # flags that `breed` gives its jobs 
 
 STATE = ("--dataset", "--batch-size", "--model", *map(option, HELD_OUT))
 """Flags that `breed` cannot draw, since its jobs go on from the states of others."""
-
-DIGITS = 12  # of the digests in a file
 
 
 class Generation(NamedTuple):
@@ -185,7 +182,7 @@ def _check(asked: Proposals) -> None:
 
 def digest(text: str) -> str:
     """Return a digest of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _split(line: str) -> list[str]:

@@ -144,10 +144,6 @@ def last_line(text: str) -> str:
 
 # MLflow's client takes 2 s to import, and a sqlite store's file milliseconds to query.
 
-ATTEMPTS = 3
-"""Number of times that MLflow tries to reach a database in one call, which takes 0.4 s. Its default
-of 10 takes 100 s, during which nothing else can be tried."""
-
 ENVIRONMENT = {
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # it raises what it would print
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # not our lines
@@ -179,7 +175,7 @@ def client(uri: str = "") -> "MlflowClient":
     from mlflow import MlflowClient
     from mlflow.store.db import utils
 
-    utils.MAX_RETRY_COUNT = ATTEMPTS
+    utils.MAX_RETRY_COUNT = 3  # tries to reach a database, in 0.4 s; the default of 10 takes 100 s
     # It is there (`check`), and MLflow does not decode the path: it would make another folder.
     utils._make_parent_dirs_if_sqlite = lambda db_uri: None
     uri = uri or store_uri()
