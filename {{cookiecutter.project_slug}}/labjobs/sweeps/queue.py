@@ -164,11 +164,8 @@ def _last_checkpoint(entry: Entry) -> int:
 class Queue:
     """Runs the jobs that are `left` of a grid of `count`, and notes the status of each. What other
     sweeps have done counts if it was done `since` then, in ns. A cluster may have a `share`.
-
-    `status` is the exit status of a sweep that was asked to stop, and 0 before. run.sh forwards the
-    signals that it receives: Ctrl-C as USR1, since the terminal sends INT to all processes, and the
-    others as TERM. Raises SettingsError for a NOTIFY_SECONDS that is no number.
-    """
+    `status` is the exit status of a sweep that was asked to stop, and 0 before. run.sh forwards
+    Ctrl-C as USR1, and other signals as TERM. Raises SettingsError for a wrong NOTIFY_SECONDS."""
 
     def __init__(
         self,

@@ -181,11 +181,9 @@ class Decision(NamedTuple):
 
 
 def decide(factor: int, rungs: Sequence[Mapping[str, Score]]) -> Decision:
-    """Return which units go on, from the scores of all units at each rung.
-
-    Of n units, n / factor pass the first rung, n / factor² the second, and so on: at least one, and
-    only those that have not diverged. Equal scores are in the order of their names.
-    """
+    """Return which units go on, from the scores of all units at each rung. Of n units, n / factor
+    pass the first rung, n / factor² the second, and so on: at least one, and only those that have
+    not diverged. Equal scores are in the order of their names."""
     units = rungs[0].keys()
     passed, stopped, leading = dict.fromkeys(units, 0), set[str](), list[str]()
     for number, scores in enumerate(rungs):

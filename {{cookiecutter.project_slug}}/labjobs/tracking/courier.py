@@ -190,12 +190,9 @@ def carry(folder: Path, meter: Meter) -> None:
 class Delivery:
     """A journal on its way to its run in the store. `status` is the journal's word for how the job
     ended, if it has ended; `gpu` is the UUID of the job's GPU, if it is known; `processes` is how
-    many there are.
-
-    sent.json says how far the delivery has come: to which run, and up to which line of which
-    journal. That only saves work, because lines that are sent twice are stored once. A damaged
-    journal is not sent: the job's next attempt repairs it. Raises Damaged, OSError.
-    """
+    many there are. sent.json says how far the delivery has come: to which run, and up to which line
+    of which journal. That only saves work, because lines that are sent twice are stored once. A
+    damaged journal is not sent: the job's next attempt repairs it. Raises Damaged, OSError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, about = folder, copies.settings_of(folder)
