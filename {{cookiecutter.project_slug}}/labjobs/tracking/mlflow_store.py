@@ -346,8 +346,7 @@ class Run:
         self._settle()
         if not self.id:
             names = {"mlflow.runName": self._about["name"], "job_id": self._job, "code": self._code}
-            journal, beat = self._journal, str(time.time())
-            whose = {"owner": self._owner, "journal": journal, "heartbeat": beat}
+            whose = {"owner": self._owner, "journal": self._journal, "heartbeat": str(time.time())}
             tags = {**names, **whose, **self._tags}
             self._client.create_run(self._experiment, self._begun or None, tags)
             self._settle()  # another may have begun at the same time

@@ -448,8 +448,6 @@ def files(run_id: str, folder: str, below: str) -> list[str]:
 
 # Whether stored results come from the present code, and which attempt a job's row in a table shows.
 
-WORDS = {"True": True, "False": False, "None": None}
-
 
 def chosen(
     attempts: Iterable[StoredJob], kind: type[Any] | None
@@ -497,8 +495,8 @@ def _evidence(job: StoredJob, kind: type[Any]) -> Evidence:
 
 def fresh_value(text: str) -> Any:
     """Return a setting from its stored text; several values as the flag has them, `1,2`."""
-    if text in WORDS:
-        return WORDS[text]
+    if text in ("True", "False", "None"):
+        return literal_eval(text)
     if text.startswith("[") and text.endswith("]"):
         with suppress(ValueError, SyntaxError):
             return as_text(literal_eval(text))
