@@ -35,7 +35,6 @@ MEMORY = 2 * 2**30  # bytes for each job on the CPU: half of them for libraries 
 LOOK = 2.0  # seconds between two looks at a GPU that is in use, or at a job that runs elsewhere
 HANGS = 20  # seconds after which nvidia-smi will not answer any more
 BUSY = 20  # percent of its time for which a display may use a GPU
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Gpu:
@@ -187,7 +186,7 @@ def _opened(folder: Path) -> Iterator[int]:
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         about = os.fstat(place)
-        mine = about.st_uid in (0, os.geteuid()) and not about.st_mode & OTHERS_WRITE
+        mine = about.st_uid in (0, os.geteuid()) and not about.st_mode & 0o022
         if not (mine or about.st_mode & stat.S_ISVTX):
             text = "other users can replace files in it; chmod +t prevents that"
             raise OSError(errno.EPERM, text, str(folder))
