@@ -236,7 +236,7 @@ class Known:
         return bool(over) or sent in ended
 
     def _run_of(self, attempt: Path) -> str:
-        """The run of an attempt; empty if another one stands for it, or if `holds` says no."""
+        """The id of the run of an attempt; empty if there is none, or another one stands for it."""
         sent = str(read_record(attempt / layout.SENT).get("run", ""))
         known = {run["run_id"] for run in self.runs.get(attempt.parent.name, [])}
         return sent if sent in known else ""
