@@ -50,10 +50,13 @@ class Generation(NamedTuple):
 
 @dataclass(frozen=True)
 class Proposals:
-    """A line `propose` or `breed` of a grid: its `words`, the number of `generations`, the number
-    of jobs in each, `count`, and the `length` of training in one of `breed`."""
+    """A line of a grid: its `words`; the first two of them, as in `propose tuned` (`line`), and the
+    second; the number of `generations`, the number of jobs in each, `count`, and the `length` of
+    training in one of `breed`."""
 
     words: list[str]
+    line: str
+    name: str
     count: int
     generations: int
     length: Span | None
@@ -61,16 +64,6 @@ class Proposals:
     sampler: str
     ranges: list[Range]
     fixed: list[str]
-
-    @property
-    def line(self) -> str:
-        """Which line it is: `propose tuned`."""
-        return " ".join(self.words[:2])
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.words[1]
 
     def same(self, generation: int) -> list[str]:
         """Return the arguments that all jobs of a generation have, the first being 1."""
@@ -155,7 +148,7 @@ def read(words: list[str]) -> Proposals:
     except SettingsError as error:
         raise SettingsError(f"{line}: {str(error).removeprefix('search: ')}") from None
     own = (int(count), int(generations), length, options["seed"], sampler)
-    found = Proposals(words, *own, ranges, fixed)
+    found = Proposals(words, line, name, *own, ranges, fixed)
     _check(found)
     return found
 
