@@ -249,8 +249,14 @@ class Sweep:
 
     def _prepare(self, left: list[Entry], entries: list[Entry]) -> list[Slot]:
         """Check the jobs that are left, copy the code here and to the hosts, whose places are
-        returned, and write down what the check of the code reads."""
-        _check_left(left, entries, self.flags.gpus_per_job)
+        returned, and write down what the check of the code reads. Raises SettingsError."""
+        named = {entry.job.id for entry in entries}
+
+        def check(entry: Entry) -> None:
+            attempts.check_inputs(entry.job.settings, entry.job.runs_root, named)
+            ranks.check(entry.job.settings, entry.job.runtime, self.flags.gpus_per_job)
+
+        grid.each(left, check)
         if not (self.folder / "code").exists():
             states.take_snapshot(self.folder / "code")
         away = self.hosts.slots(self.folder, self._wanted(entries))
@@ -363,18 +369,6 @@ def _join(entries: list[Entry]) -> None:
     brackets = search.brackets(halved)
     for entry in entries:
         entry.bracket = None if entry.job.id in kept else brackets.get(entry.job.id)
-
-
-def _check_left(left: list[Entry], entries: list[Entry], processes: int) -> None:
-    """Look for the inputs of the jobs that are left, in the grid or finished before, and check that
-    the number of processes suits them. Raises SettingsError."""
-    named = {entry.job.id for entry in entries}
-
-    def act(entry: Entry) -> None:
-        attempts.check_inputs(entry.job.settings, entry.job.runs_root, named)
-        ranks.check(entry.job.settings, entry.job.runtime, processes)
-
-    grid.each(left, act)
 
 
 def _name_left_out(entries: list[Entry]) -> int:
