@@ -49,8 +49,8 @@ class Sweep:
         self.hosts, self.lock = Hosts(flags.hosts or ""), states.lock_snapshot(folder)
         self.budget = Budget(3600 * (flags.budget or math.inf) / flags.gpus_per_job)
         self.only_shown = flags.list or flags.watch
-        # A cluster that is given all jobs, after which the sweep ends; one that shares them.
-        self.submits_to, self.shares_with = (None, cluster) if flags.hosts else (cluster, None)
+        self.submits_to = None if flags.hosts else cluster  # which gets all jobs at once
+        self.shares_with = cluster if flags.hosts else None  # which gets those that wait here
         self.first_flags = cluster.flags if cluster else []  # of all jobs, before their own
         self.confirmed = set[int]()  # numbers of lines
 

@@ -160,7 +160,8 @@ def _by_client(experiment: str) -> list[StoredJob]:
     """The runs of all jobs, fetched page by page."""
     runs: list[Run] = []
     with asked() as client:
-        named, token = client.get_experiment_by_name(experiment), ""
+        named = client.get_experiment_by_name(experiment)
+        token: str | None = ""
         while named and token is not None:
             page = client.search_runs([named.experiment_id], page_token=token or None)
             runs, token = runs + page, page.token or None
