@@ -13,7 +13,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -34,12 +34,8 @@ from labjobs.sweeps.starter import PAUSE, Running, Starter
 def submit(
     folder: Path, left: Sequence[Entry], queued: Mapping[str, str], since: int, cluster: Cluster
 ) -> str:
-    """Submit jobs of a sweep to a cluster, each behind its inputs; returns lines that say so.
-    Raises SettingsError.
-
-    The jobs were checked at `since`, in ns: what was written before belongs to an earlier sweep, as
-    what they have written up to now belongs to an earlier task.
-    """
+    """Submit jobs of a sweep, checked at `since`, in ns, to a cluster, each behind its inputs;
+    returns lines that say so. Raises SettingsError."""
     system = cluster.batch
     for job, said in queued.items():
         if not said.startswith(f"{system.title} ") and any(job in e.inputs for e in left):
@@ -53,6 +49,7 @@ def submit(
     before = _submitted(folder)[1] if was_given(folder) else []
     jobs = [(str(path), words, of) for path, words, of in before]
     for entry in (entry for entries, _ in arrays for entry in entries):
+        # What it has written before belongs to an earlier sweep, or to an earlier task.
         entry.since = max(since, files.changed(entry.job.path / layout.OUTCOME))
         jobs.append((str(entry.job.path), entry.words, entry.since))
     files.write_json(folder / layout.SUBMITTED, {"cluster": vars(cluster), "jobs": jobs})
@@ -101,11 +98,6 @@ def _notes(cluster: Cluster, left: Sequence[Entry]) -> Iterator[str]:
         yield f"no comparable jobs tell the {' and the '.join(unknown)}: the cluster's limits hold"
 
 
-LONGEST = 24 * 3600
-"""Seconds that a task is given unasked, at most: many systems allow no more, and the job goes on in
-the next one."""
-
-
 def sized(cluster: Cluster, left: Sequence[Entry], forecast: Forecast) -> Cluster:
     """Return a cluster whose tasks have the time and the memory that jobs need, where these are not
     given and comparable jobs tell, and the time of a piece at most. Raises SettingsError if pieces
@@ -119,7 +111,9 @@ def sized(cluster: Cluster, left: Sequence[Entry], forecast: Forecast) -> Cluste
         pieces = 1 if cluster.put_back else math.ceil(takes / trains) or 1
         cluster = replace(cluster, time=_clock(min(piece, takes or piece)), pieces=pieces)
     elif takes and cluster.lacks("time"):
-        cluster = replace(cluster, time=_clock(min(takes, LONGEST) if cluster.put_back else takes))
+        # Many systems allow no more than a day, and a job can go on in the next task.
+        takes = min(takes, 24 * 3600) if cluster.put_back else takes
+        cluster = replace(cluster, time=_clock(takes))
     memory = [forecast.memory(entry.job) for entry in left]
     if all(memory) and cluster.lacks("memory"):  # 1 GiB for what runs beside: courier, task
         cluster = replace(cluster, memory=f"{math.ceil(max(memory) / UNITS['G']) + 1}G")
@@ -210,12 +204,6 @@ def queued(sweeps: Path) -> tuple[dict[str, str], list[str]]:
                         task = f"{cluster.batch.title} {array}_{number}"
                         found.setdefault(attempt.parent.name, f"{task} {state}")
     return found, [*problems.values()]
-
-
-def withdraw(cluster: Cluster, queued: Iterable[str]) -> None:
-    """Take jobs out of a cluster's queue, by what `queued` says of each."""
-    with suppress(SettingsError):  # one has ended; the next look at the queue tells
-        cluster.batch.cancel(said.split()[1] for said in queued)
 
 
 def cancel(folder: Path) -> str:

@@ -23,11 +23,8 @@ from xml.etree import ElementTree
 from labjobs.errors import SettingsError
 from labjobs.tracking.mlflow_store import experiment_name
 
-WARNING = 60
-"""Seconds before a job's end at which USR1 is sent."""
-
-UNITS = {unit: 1024**power for power, unit in enumerate("KMGT", 1)}
-"""Bytes by the letters that memory is given in."""
+WARNING = 60  # seconds before a job's end at which USR1 is sent
+UNITS = {unit: 1024**power for power, unit in enumerate("KMGT", 1)}  # of memory, in bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +107,7 @@ def expanded(path: str) -> str:
 
 
 def ask(*command: str, given: str | None = None) -> str:
-    """Return what a command of a batch system prints, `given` what it reads. Raises SettingsError
-    if it fails."""
+    """Return what a command prints, `given` what it reads. Raises SettingsError if it fails."""
     how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
     try:
         done = subprocess.run(command, input=given, **how)
@@ -152,8 +148,8 @@ class System:
     forms: ClassVar[dict[str, str]]
     largest: ClassVar[tuple[int, str, tuple[str, ...]]]
     """Tasks of an array, by default, and what says where how many there can be."""
-    first = 0
-    """The number of an array's first task."""
+    first, task = 0, "{}_{}"
+    """The number of an array's first task, and how one is named by its array and its number."""
     variables: ClassVar[tuple[str, str, str]]
     """Where a task finds its array, its number and its cores."""
 
@@ -174,8 +170,7 @@ class System:
         return re.sub(r"^(?=\d)|[^\w.-]", "_", experiment_name())
 
     def tasks(self) -> dict[str, dict[int, str]]:
-        """Return the state of each of the user's tasks, in Slurm's words, with the reason if it
-        waits, by array."""
+        """Return the state of each of the user's tasks, in Slurm's words, by array."""
         found: dict[str, dict[int, str]] = {}
         for array, number, state, reason in self._tasks():
             waits = f", {reason}" if state == "PENDING" and reason else ""
@@ -199,8 +194,7 @@ class System:
         return re.sub(r"\[\d+\].*", "[]", task), int(number) - self.first, node, int(cores)
 
     def put_back(self, array: str, number: int, status: int) -> int:
-        """Put a task back unless it was ended; returns the status to exit with, which most systems
-        heed."""
+        """Put a task back unless it was ended; returns the status to exit with, which most heed."""
         return 99
 
     def cancel(self, tasks: Iterable[str]) -> None:
@@ -209,7 +203,10 @@ class System:
 
     def _own(self, task: str) -> str:
         """The system's own name for a task, or for a whole array."""
-        return task
+        array, _, number = task.partition("_")
+        if not number:
+            return array
+        return self.task.format(array.removesuffix("[]"), int(number) + self.first)
 
 
 def _with_clock(script: str, cluster: Cluster) -> str:
@@ -268,7 +265,7 @@ class GridEngine(System):
     forms: ClassVar = {"partition": "-q {}", "account": "-P {}", "constraint": "-l {}"}
     forms |= {"gpus": "-l gpu={}", "cores": "-pe smp {}", "time": "-l h_rt={}"}
     largest = 75_000, r"^max_aj_tasks\s+(\d+)", ("qconf", "-sconf")
-    first, variables = 1, ("JOB_ID", "SGE_TASK_ID", "NSLOTS")
+    first, task, variables = 1, "{}.{}", ("JOB_ID", "SGE_TASK_ID", "NSLOTS")
 
     words: ClassVar = {"E": "ERROR, qstat -j says why", "d": "DELETED", "h": "PENDING, Dependency"}
     words |= {"q": "PENDING", "r": "RUNNING", "t": "RUNNING"}
@@ -285,10 +282,6 @@ class GridEngine(System):
         # Grid Engine gives tasks a PATH of its own. The clock is not to end by a signal.
         script = f"PATH=$SGE_O_PATH; trap '' USR1 USR2; {_with_clock(array.script, cluster)}"
         return [*words, *cluster.options], f"{script}\n"
-
-    def _own(self, task: str) -> str:
-        array, _, number = task.partition("_")
-        return f"{array}.{int(number) + 1}" if number else array
 
     def _tasks(self) -> Iterator[tuple[str, int, str, str]]:
         user = pwd.getpwuid(os.getuid()).pw_name
@@ -307,10 +300,8 @@ class GridEngine(System):
 
 class Pbs(System):
     """PBS. Only its operators may put a task back (qrerun(1B)), and nothing warns of a time limit.
-    An array waits for whole arrays, as in Grid Engine.
-
-    Forms that begin with a colon are parts of the chunk of nodes that a task gets.
-    """
+    An array waits for whole arrays, as in Grid Engine. Forms that begin with a colon are parts of
+    the chunk of nodes that a task gets."""
 
     title, submits, cancels, answer, requeues = "PBS", "qsub", "qdel", r"^(\d+\[\])", False
     taken = r"-[JNjorSVW].*|depend=.*"
@@ -318,7 +309,7 @@ class Pbs(System):
     forms: ClassVar = {"partition": "-q {}", "account": "-A {}", "time": "-l walltime={}"}
     forms |= {"constraint": ":{}", "cores": ":ncpus={}", "gpus": ":ngpus={}", "memory": ":mem={}b"}
     largest = 10_000, r"max_array_size = (\d+)", ("qstat", "-B", "-f")
-    variables = "PBS_JOBID", "PBS_ARRAY_INDEX", "NCPUS"
+    task, variables = "{}[{}]", ("PBS_JOBID", "PBS_ARRAY_INDEX", "NCPUS")
 
     words: ClassVar = dict.fromkeys("QTW", "PENDING") | dict.fromkeys("RE", "RUNNING")
     words |= {"H": "PENDING, Dependency"} | dict.fromkeys("SU", "SUSPENDED")
@@ -335,10 +326,6 @@ class Pbs(System):
         output = shlex.quote(f"{array.output}/pbs-")
         start = f'exec >>{output}"$PBS_JOBID.txt" 2>&1; PATH=$PBS_O_PATH; '
         return [*words, *cluster.options], f"{start}{_with_clock(array.script, cluster)}\n"
-
-    def _own(self, task: str) -> str:
-        array, _, number = task.partition("_")
-        return array.replace("[]", f"[{number}]")
 
     def _tasks(self) -> Iterator[tuple[str, int, str, str]]:
         said = ask("qstat", "-s", "-t", "-w", "-u", pwd.getpwuid(os.getuid()).pw_name)
@@ -358,7 +345,8 @@ class Lsf(System):
     forms |= {"constraint": "-R select[{}]", "gpus": "-gpu num={}", "time": "-W {}"}
     forms |= {"cores": "-n {} -R span[hosts=1]", "memory": "-M {} -R rusage[mem={}]"}
     largest = 1000, r"MAX_JOB_ARRAY_SIZE\s*=\s*(\d+)", ("bparams", "-a")
-    first, variables = 1, ("LSB_JOBID", "LSB_JOBINDEX", "LSB_DJOB_NUMPROC")
+    first, task = 1, "{}[{}]"
+    variables = "LSB_JOBID", "LSB_JOBINDEX", "LSB_DJOB_NUMPROC"
 
     words: ClassVar = {"PEND": "PENDING", "PROV": "PENDING", "WAIT": "PENDING", "RUN": "RUNNING"}
     """Slurm's words for its own."""
@@ -374,10 +362,6 @@ class Lsf(System):
         waits += [f"ended({self._own(task)})" for task in array.ended]
         words += ["-w", " && ".join(waits), "-ti"] if waits else []
         return [*words, *cluster.options], f"#!/bin/sh\n{array.script}\n"
-
-    def _own(self, task: str) -> str:
-        array, _, number = task.partition("_")
-        return f"{array}[{int(number) + 1}]" if number else array
 
     def _tasks(self) -> Iterator[tuple[str, int, str, str]]:
         fields = "jobid jobindex stat pend_reason delimiter='|'"

@@ -22,9 +22,8 @@ from labjobs.job.provenance import IMAGE
 from labjobs.sweeps.clusters import ask, expanded
 
 SIF = ".sif"
-
-AT = "@sha256:"
-"""Between the name of an image and its digest."""
+AT = "@sha256:"  # between the name of an image and its digest
+NVIDIA = Path("/dev/nvidiactl")
 
 SYSTEM = {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32"}
 SYSTEM |= {"opt", "proc", "root", "run", "sbin", "sys", "usr", "var"}
@@ -42,8 +41,6 @@ PODMAN = (
     *("--cgroups=disabled", "--log-driver=passthrough"),
 )
 """Without a cgroup and a log of its own: limits are the task's, and output goes to its file."""
-
-NVIDIA = Path("/dev/nvidiactl")
 
 
 def digested(name: str) -> str:

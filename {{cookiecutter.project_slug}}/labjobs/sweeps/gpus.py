@@ -31,23 +31,17 @@ LOCKS = "/tmp/gpu-locks"
 """Where the locks are, unless GPU_LOCKS says otherwise. They are not in /dev/shm, where systemd
 removes a user's files when the user logs out (RemoveIPC in logind.conf)."""
 
-MEMORY = 2 * 2**30
-"""Bytes for each job on the CPU: libraries and courier take one GB, the rest is for its data."""
-
+MEMORY = 2 * 2**30  # bytes for each job on the CPU: half of them for libraries and courier
 LOOK = 2.0  # seconds between two looks at a GPU that is in use, or at a job that runs elsewhere
 HANGS = 20  # seconds after which nvidia-smi will not answer any more
 BUSY = 20  # percent of its time for which a display may use a GPU
 
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
 
 class Gpu:
     """A place for one job: a GPU, or a part of it, or several GPUs, or else the CPU, which needs no
-    locks.
-
-    `locks` says, for each CUDA device, how the paths of its locks begin; `number` is the place on a
-    GPU that jobs share. `files` are the locks while they are held; `why` it is not available.
-    """
+    locks. `locks` says, for each CUDA device, how the paths of its locks begin; `number` is the
+    place on a GPU that jobs share. `files` are the locks while they are held; `why` it is not
+    available."""
 
     def __init__(self, locks: Mapping[str, str], number: int = 1, shared: bool = False) -> None:
         self.device = ",".join(locks) or "cpu"
@@ -79,7 +73,10 @@ class Gpu:
         why = f"has lost its lock {lock}; the next run.sh makes it again"
         with suppress(OSError):
             for path in paths:
-                self.files.append(_opened_lock(path))
+                self.files.append(file := locks.opened(path, os.O_RDONLY))
+                os.read(file, 1)  # and touched, since systems remove old temporary files
+                with suppress(PermissionError):  # another user's
+                    os.utime(file)
             gpu, place = self.files[-2:]
             if not (_lock(place, fcntl.LOCK_EX) and _lock(gpu, self._kind)):
                 return "is in use by a job of another sweep"
@@ -96,10 +93,8 @@ class Gpu:
 
 
 def on_gpus(gpus: str | None, per_gpu: int = 1, per_job: int = 1) -> list[Gpu]:
-    """Return the places on the GPUs that are `named`.
-
-    Raises SettingsError for a GPU that does not exist, and if a job needs more than there are.
-    """
+    """Return the places on the GPUs that are `named`. Raises SettingsError for a GPU that does not
+    exist, and if a job needs more than there are."""
     devices = named(gpus)
     if 0 < len(devices) < per_job:
         raise SettingsError(
@@ -113,20 +108,16 @@ def on_gpus(gpus: str | None, per_gpu: int = 1, per_job: int = 1) -> list[Gpu]:
 
 
 def named(gpus: str | None) -> list[str]:
-    """Return the GPUs named, else what CUDA_VISIBLE_DEVICES allows, else all.
-
-    Raises SettingsError for one that does not exist.
-    """
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    """Return the GPUs named, else what CUDA_VISIBLE_DEVICES allows, else all. Raises SettingsError
+    for one that does not exist."""
     if gpus is not None:
         devices = _uuids(gpus)
         if not devices:
             raise SettingsError(f"--gpus {gpus}: nvidia-smi does not list this GPU")
         return devices
-    if allowed is None:
+    if (allowed := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
         return _listed()
-    given = re.findall(r"[^\s,]+", allowed)
-    return [device for device in given if device not in machine.NO_GPU]
+    return [each for each in re.findall(r"[^\s,]+", allowed) if each not in machine.NO_GPU]
 
 
 def places(
@@ -141,12 +132,9 @@ def places(
 
 
 def at_once(threads: int | str) -> int:
-    """Return how many jobs, each with this many threads (or `auto`), run best on the CPU at once.
-
-    One for each core: the threads of one small network wait for each other more than they compute,
-    and much of a short job (imports, evaluation) uses only one thread, as benchmarks/sweeps.py
-    measures.
-    """
+    """Return how many jobs, each with this many threads (or `auto`), the CPU does best at once."""
+    # One for each core: the threads of one small network wait for each other more than they
+    # compute, and much of a short job uses only one thread, as benchmarks/sweeps.py measures.
     wanted = 1 if isinstance(threads, str) else threads
     return max(1, min(machine.cores() // wanted, machine.memory() // MEMORY))
 
@@ -198,7 +186,7 @@ def _opened(folder: Path) -> Iterator[int]:
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         about = os.fstat(place)
-        mine = about.st_uid in (0, os.geteuid()) and not about.st_mode & OTHERS_WRITE
+        mine = about.st_uid in (0, os.geteuid()) and not about.st_mode & 0o022
         if not (mine or about.st_mode & stat.S_ISVTX):
             text = "other users can replace files in it; chmod +t prevents that"
             raise OSError(errno.EPERM, text, str(folder))
@@ -235,15 +223,6 @@ def usage(device: str) -> str:
         usage = f"{memory} MiB, busy {percent}% of the time"
         return f"is in use by another process ({usage})"
     return ""
-
-
-def _opened_lock(path: Path) -> int:
-    """A lock's descriptor. It is read and touched, since systems remove old temporary files."""
-    file = locks.opened(path, os.O_RDONLY)
-    os.read(file, 1)
-    with suppress(PermissionError):  # another user's
-        os.utime(file)
-    return file
 
 
 def _lock(file: int, kind: int) -> bool:

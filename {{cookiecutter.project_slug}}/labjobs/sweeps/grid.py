@@ -37,10 +37,7 @@ NO_JOB = {"-h", "--help", "--check", "--scratch"}  # flags with which a script d
 END = "end"  # sent instead of a number of words when the grid is complete
 STARTED = ("failed", "interrupted", "pending", "unsent")  # states of jobs that a sweep starts
 LEFT = {"failed", "stale", "interrupted", "queued", "not started"}  # something is left to do
-
-ENDED = {"finished": 0, "paused": 0, "failed": 1, "diverged": 1}
-"""Exit statuses of jobs, by how they have ended."""
-
+ENDED = {"finished": 0, "paused": 0, "failed": 1, "diverged": 1}  # exit statuses of jobs
 BEST = "best_step"  # a metric that is logged at the end, with the results of the best weights
 
 
@@ -52,8 +49,7 @@ class Entry:
     it on another; `returned` is how many hosts have given it back. What it has written counts for a
     cluster's task `since` then, in ns. `drawn` is which draw of which search it is. `halving` is
     the line below which it stands, `bracket` the jobs that it is compared with, and `rung` where it
-    pauses.
-    """
+    pauses."""
 
     number: int
     script: str
@@ -73,8 +69,7 @@ class Entry:
 
     @property
     def words(self) -> list[str]:
-        """The command line, after `python`; with --force for a stale job, so that it starts
-        over."""
+        """The command line, after `python`; with --force for a stale job, which starts over."""
         more = ["--force"] if self.state == "stale" else []
         more += [f"--pause-after={self.rung}"] if self.rung else []
         return [f"{self.script}.py", *self.flags, *more]
@@ -140,8 +135,7 @@ class Entry:
 
 def entries(grid: Path, flags: Sequence[str] = ()) -> list[Entry]:
     """Return the jobs in a sweep's file, with these flags before their own."""
-    text = os.fsdecode(grid.read_bytes())
-    found = list(_entries(iter(text.split("\0")[:-1])))
+    found = [*_entries(_words(grid), [])]
     for entry in found:
         entry.flags[:0] = flags
     return found
@@ -171,16 +165,9 @@ def needed(entries: Sequence[Entry]) -> list[Entry]:
 def following(grid: Path) -> list[tuple[list[str], int]]:
     """Return the words of each `confirm`, `propose` and `breed` in a sweep's file, and how many
     jobs there are up to it; those that were proposed are before it."""
-    text = os.fsdecode(grid.read_bytes())
-    found, before = [], 0
-    for words, _ in _commands(iter(text.split("\0")[:-1])):
-        match words:
-            case ["confirm" | "propose" | "breed", *_]:
-                found.append((words, before))
-            case ["halving" | "keep_all", *_]:
-                pass
-            case _:
-                before += 1
+    found = list[tuple[list[str], int]]()
+    for _ in _entries(_words(grid), found):
+        pass
     return found
 
 
@@ -197,7 +184,7 @@ def answer(folder: Path) -> None:
         (folder / "asked").open("rb") as asked,
         (folder / "answered").open("w", encoding="utf-8") as answered,
     ):
-        for entry in _entries(iter(lambda: _word(asked), None)):
+        for entry in _entries(iter(lambda: _word(asked), None), []):
             with suppress(SettingsError):  # reported once all jobs are known
                 entry.read()
             print(entry.job.id if hasattr(entry, "job") else "", file=answered, flush=True)
@@ -220,7 +207,12 @@ def each(entries: Sequence[Entry], act: Callable[[Entry], object]) -> None:
         raise SettingsError(f"{count} of {len(entries)} jobs are wrong; nothing was started")
 
 
-def _entries(words: Iterator[str]) -> Iterator[Entry]:
+def _words(grid: Path) -> Iterator[str]:
+    return iter(os.fsdecode(grid.read_bytes()).split("\0")[:-1])
+
+
+def _entries(words: Iterator[str], following: list[tuple[list[str], int]]) -> Iterator[Entry]:
+    """The jobs; what follows from results is added to `following`."""
     number, halvings, halving = 0, 0, None
     for given, drawn in _commands(words):
         match given:
@@ -230,7 +222,7 @@ def _entries(words: Iterator[str]) -> Iterator[Entry]:
             case ["keep_all"]:
                 halving = None
             case ["confirm" | "propose" | "breed", *_]:
-                pass
+                following.append((given, number))
             case _ if halving and {"proposal", "until"} & drawn.keys():
                 line = "not below halving, which stops jobs itself; write keep_all before them"
                 raise SettingsError(f"search until, propose and breed: {line}")
@@ -275,8 +267,7 @@ def ended(folder: Path, since: int) -> int | None:
 
 
 def summary(entries: Sequence[Entry], stopped: int = 0) -> int:
-    """Print the results of a sweep; returns its exit status. `stopped` is the status of a sweep
-    that was stopped together with its jobs."""
+    """Print the results of a sweep; returns its exit status, `stopped` if that is not 0."""
     name(entries, {"failed", "stale", "diverged"} | (set() if stopped else {"interrupted"}))
     states = [entry.state_after for entry in entries]
     count = Counter(state for state in states if state not in {"repeated", "skipped"})

@@ -97,12 +97,11 @@ class Host:
     """A host of a sweep. `folder` is the sweep's there, `places` are the devices of its places."""
 
     def __init__(self, word: str) -> None:
-        self.name, _, given = word.partition(":")
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", given)
-        if not re.fullmatch(r"\w[\w.@-]*", self.name) or (given and not found):
+        found = re.fullmatch(r"(\w[\w.@-]*)(?::(\d+)(?:-(\d+))?)?", word)
+        if not found:
             raise SettingsError(f"--hosts {word}: write a host as gpu1, or gpu1:0-3 for some GPUs")
-        ends = [int(number) for number in found.groups(found[1])] if found else []
-        self.gpus = ",".join(map(str, range(ends[0], ends[1] + 1))) if ends else None
+        self.name, first, last = found.groups()
+        self.gpus = ",".join(map(str, range(int(first), int(last or first) + 1))) if first else None
         self.folder, self.shared = Path(), False
         self.places: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
@@ -118,10 +117,10 @@ class Host:
             token=f"{layout.SWEEPS}/{sweep.name}/{layout.TOKEN}",
             content=(sweep / layout.TOKEN).read_text("utf-8"),
         )
-        done = _ended([*SSH, self.name, f"exec sh -c {shlex.quote(script)}"])
-        if problem := _problem(done.returncode, done.stderr):
+        said, problem = _heard([*SSH, self.name, f"exec sh -c {shlex.quote(script)}"])
+        if problem:
             return problem
-        has, _, project = done.stdout.strip().rpartition("\n")[2].partition(":")
+        has, _, project = said.strip().rpartition("\n")[2].partition(":")
         self.shared, self.folder = has == "all", Path(project, layout.SWEEPS, sweep.name)
         if not self.shared and (problem := self._bring(sweep / "code", has)):
             return problem
@@ -129,14 +128,10 @@ class Host:
         if python.is_relative_to(PROJECT):
             python = Path(project, python.relative_to(PROJECT))
         root = project if self.shared else f"{self.folder}/project"
-        program = [
-            "env",
-            f"PROJECT_FOLDER={root}",
-            "PYTHONUTF8=1",
-            known.get("python", str(python)),
-        ]
         about = {**about, "gpus": self.gpus, "shared": self.shared, "project": project}
-        program += ["-m", "labjobs.sweeps.hosts", json.dumps(about)]
+        program = ["env", f"PROJECT_FOLDER={root}", "PYTHONUTF8=1"]
+        program += [known.get("python", str(python)), "-m", "labjobs.sweeps.hosts"]
+        program.append(json.dumps(about))
         self._command = f"cd {shlex.quote(f'{self.folder}/code')} && exec {shlex.join(program)}"
         return self._learn()
 
@@ -148,8 +143,7 @@ class Host:
         secret = [p.name for p in links if any(map(privacy.is_secret, (p, p.resolve())))]
         left_out = [f"--exclude={name}" for name in secret]
         there = f"{self.name}:{self.folder}/code/"
-        done = _ended(rsync("--copy-unsafe-links", *left_out, f"{code}/", there))
-        return _problem(done.returncode, done.stderr)
+        return _heard(rsync("--copy-unsafe-links", *left_out, f"{code}/", there))[1]
 
     def _learn(self) -> str:
         """Ask for the places; the process that answers keeps the sweep's folder there."""
@@ -194,9 +188,11 @@ def _versions() -> dict[str, str]:
     return found | {"python": "{}.{}".format(*sys.version_info)}
 
 
-def _ended(command: list[str]) -> subprocess.CompletedProcess[str]:
+def _heard(command: list[str]) -> tuple[str, str]:
+    """What a command prints, and what went wrong."""
     how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
-    return subprocess.run(command, stdin=subprocess.DEVNULL, **how)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, **how)
+    return done.stdout, _problem(done.returncode, done.stderr)
 
 
 def _problem(status: int, said: str) -> str:
@@ -288,9 +284,8 @@ class Hosts:
 
     def slots(self, sweep: Path, wanted: Sequence[object]) -> list[Slot]:
         """Return the places on all hosts, the first of each host first, as they are `wanted` from
-        gpus.places; each host is prepared once.
-        Raises SettingsError, after a line for each host that cannot be used."""
-        if self._slots is None and self._hosts:
+        gpus.places. Raises SettingsError, after a line for each host that cannot be used."""
+        if self._slots is None and self._hosts:  # each is prepared once
             lease = options.from_environment("HOST_SECONDS", LEASE)
             about = {"wanted": wanted, "lease": lease}
             files.write_text(sweep / layout.TOKEN, uuid4().hex)
@@ -333,8 +328,7 @@ class Session:
         self.asked = self.asked or number
 
     def run(self, attempt: str, words: list[str], act: Callable[[], object]) -> int:
-        """Run a job in the folder of its attempt, `act` again and again meanwhile; return its
-        status."""
+        """Run a job in its attempt's folder, `act` all the time meanwhile; return its status."""
         env = {k: v for k, v in os.environ.items() if not self.folder and k not in OF_A_MACHINE}
         self._connection.send(attempt=attempt, words=words, env=env)
         told = 0

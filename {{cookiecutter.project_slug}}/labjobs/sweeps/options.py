@@ -98,8 +98,7 @@ ONLY_HERE = ("gpus", "per_gpu", "retries", "fail_fast")
 
 
 def from_environment(variable: str, usual: float) -> float:
-    """Return the number that a variable of the environment holds, or the usual one. Raises
-    SettingsError."""
+    """Return the number in an environment variable, or the usual one. Raises SettingsError."""
     given = os.environ.get(variable) or usual
     with suppress(ValueError):
         if float(given) >= 0:
@@ -109,8 +108,7 @@ def from_environment(variable: str, usual: float) -> float:
 
 def read(words: list[str]) -> tuple[Flags, Cluster | None]:
     """Return run.sh's flags, and the cluster that runs the jobs, None for this machine. Raises
-    SettingsError if they are wrong; `--help` ends the process.
-    """
+    SettingsError if they are wrong; `--help` ends the process."""
     cut = words.index("--") if "--" in words else len(words)
     own, more = words[:cut], words[cut + 1 :]
     try:
@@ -164,7 +162,6 @@ def read(words: list[str]) -> tuple[Flags, Cluster | None]:
 
 
 def _seconds(piece: str) -> int:
-    """The seconds of a --piece."""
     units = {"h": 3600, "m": 60}
     seconds = int(piece[:-1]) * units[piece[-1]] if re.fullmatch(r"\d+[hm]", piece) else 0
     if seconds < 2 * WARNING:

@@ -27,8 +27,7 @@ from labjobs.job.runtime import LENGTHS
 from labjobs.settings import HELD_OUT, Span
 from labjobs.sweeps import search
 
-SAMPLERS = ("tpe", "gp", "cmaes")
-"""What `with=` can name: samplers of Optuna."""
+SAMPLERS = ("tpe", "gp", "cmaes")  # what `with=` can name: samplers of Optuna
 
 FORMS = {
     "propose": "propose NAME 8 x 5 --lr 'log 1e-4 1e-1' -- --epochs 30",
@@ -41,8 +40,6 @@ TAKEN = (*map(option, LENGTHS), INIT_FROM)  # flags that `breed` gives its jobs 
 STATE = ("--dataset", "--batch-size", "--model", *map(option, HELD_OUT))
 """Flags that `breed` cannot draw, since its jobs go on from the states of others."""
 
-DIGITS = 12  # of the digests in a file
-
 
 class Generation(NamedTuple):
     """The arguments of its jobs, and the digest of the results that it follows from."""
@@ -53,10 +50,13 @@ class Generation(NamedTuple):
 
 @dataclass(frozen=True)
 class Proposals:
-    """A line `propose` or `breed` of a grid: its `words`, the number of `generations`, the number
-    of jobs in each, `count`, and the `length` of training in one of `breed`."""
+    """A line of a grid: its `words`; the first two of them, as in `propose tuned` (`line`), and the
+    second; the number of `generations`, the number of jobs in each, `count`, and the `length` of
+    training in one of `breed`."""
 
     words: list[str]
+    line: str
+    name: str
     count: int
     generations: int
     length: Span | None
@@ -64,16 +64,6 @@ class Proposals:
     sampler: str
     ranges: list[Range]
     fixed: list[str]
-
-    @property
-    def line(self) -> str:
-        """Which line it is: `propose tuned`."""
-        return " ".join(self.words[:2])
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.words[1]
 
     def same(self, generation: int) -> list[str]:
         """Return the arguments that all jobs of a generation have, the first being 1."""
@@ -158,7 +148,7 @@ def read(words: list[str]) -> Proposals:
     except SettingsError as error:
         raise SettingsError(f"{line}: {str(error).removeprefix('search: ')}") from None
     own = (int(count), int(generations), length, options["seed"], sampler)
-    found = Proposals(words, *own, ranges, fixed)
+    found = Proposals(words, line, name, *own, ranges, fixed)
     _check(found)
     return found
 
@@ -185,7 +175,7 @@ def _check(asked: Proposals) -> None:
 
 def digest(text: str) -> str:
     """Return a digest of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _split(line: str) -> list[str]:

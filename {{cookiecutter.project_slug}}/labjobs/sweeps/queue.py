@@ -118,10 +118,11 @@ class Share:
     def take_back(self, count: int) -> list[Entry]:
         """Take the last ones that wait out of its queue, and return them."""
         taken = [*self.waiting][max(0, len(self.waiting) - count) :]
-        if taken:
-            arrays.withdraw(self._cluster, [self.waiting[entry] for entry in taken])
+        tasks = [self.waiting.pop(entry).split()[1] for entry in taken]
+        with suppress(SettingsError):  # one has ended; the next look at the queue tells
+            if tasks:
+                self._cluster.batch.cancel(tasks)
         for entry in taken:
-            del self.waiting[entry]
             self._given.pop(entry, None)
         return taken
 
@@ -163,11 +164,8 @@ def _last_checkpoint(entry: Entry) -> int:
 class Queue:
     """Runs the jobs that are `left` of a grid of `count`, and notes the status of each. What other
     sweeps have done counts if it was done `since` then, in ns. A cluster may have a `share`.
-
-    `status` is the exit status of a sweep that was asked to stop, and 0 before. run.sh forwards the
-    signals that it receives: Ctrl-C as USR1, since the terminal sends INT to all processes, and the
-    others as TERM. Raises SettingsError for a NOTIFY_SECONDS that is no number.
-    """
+    `status` is the exit status of a sweep that was asked to stop, and 0 before. run.sh forwards
+    Ctrl-C as USR1, and other signals as TERM. Raises SettingsError for a wrong NOTIFY_SECONDS."""
 
     def __init__(
         self,
@@ -202,7 +200,8 @@ class Queue:
         """Run all jobs. When asked to stop, start no more, and ask the running ones to stop. Raises
         SettingsError, before anything is started, if the cluster refuses jobs."""
         self._hand_over([entry for entry in self._left if entry.state == "queued"])
-        self._give([*self._ready()][len(self._workers) :])
+        if self._share:
+            self._hand_over(self._share.give([*self._ready()][len(self._workers) :]))
         while self._goes_on() or any(worker.running for worker in self._workers):
             if self._budget.is_spent:
                 self._ask(1, "--budget")
@@ -259,12 +258,10 @@ class Queue:
         """The first job that is ready, or else the best that may pass its rung of a halving."""
         if entry := next(self._ready(), None):
             return entry
-        leading: list[tuple[int, Entry]] = []
-        for entry in filter(self._budget.lasts, self._left):
-            if entry.bracket and not entry.bracket.is_due(entry.job):
-                rank = entry.bracket.lead(entry.job)
-                leading += [] if rank is None else [(rank, entry)]
-        return min(leading, key=lambda each: each[0])[1] if leading else None
+        lasting = filter(self._budget.lasts, self._left)
+        ranks = {entry: entry.bracket.lead(entry.job) for entry in lasting if entry.bracket}
+        leading = {entry: rank for entry, rank in ranks.items() if rank is not None}
+        return min(leading, key=leading.__getitem__, default=None)
 
     def _begin(self, worker: Worker, entry: Entry) -> None:
         """Start a job in a place that is held, for the first time or again."""
@@ -304,7 +301,9 @@ class Queue:
             self._leave_host(worker.gpu, entry, ending)
         if why == "gpu" and not entry.moved:  # twice: it is the job's own mistake
             again = entry.moved = True
-            self._leave_gpu(worker)
+            self._broken.add(worker.gpu.device)  # other jobs would fail there, one after another
+            _print(f"{worker.gpu.device} is broken: no more jobs are started on it")
+            self._end_without_places("broken GPUs")
         self._leave(worker, entry, None if again else status)
         if entry.status is not None:
             self._look_at_failure(entry, ending)
@@ -317,12 +316,6 @@ class Queue:
             self._failed = True
             if self._flags.fail_fast:
                 self._ask(1, "--fail-fast")
-
-    def _leave_gpu(self, worker: Worker) -> None:
-        """Start no more jobs on a broken GPU, which would fail one after another."""
-        self._broken.add(worker.gpu.device)
-        _print(f"{worker.gpu.device} is broken: no more jobs are started on it")
-        self._end_without_places("broken GPUs")
 
     def _leave_host(self, slot: Slot, entry: Entry, ending: str) -> None:
         """Start no jobs on a host for a while, or no more if its disk is full."""
@@ -392,14 +385,9 @@ class Queue:
             entry.go_on(self._since)
             self._left.append(entry)
         try:
-            self._give(ready[self._free :])
+            self._hand_over(share.give(ready[self._free :]))
         except SettingsError as error:
             share.say(f"run.sh: {error}")
-
-    def _give(self, ready: Sequence[Entry]) -> None:
-        """Give jobs to the cluster. Raises SettingsError if it refuses them."""
-        if self._share:
-            self._hand_over(self._share.give(ready))
 
     def _hand_over(self, entries: Sequence[Entry]) -> None:
         """Leave jobs to others."""
@@ -408,8 +396,7 @@ class Queue:
         self._elsewhere += entries
 
     def _come_back(self, entry: Entry) -> None:
-        """Note how a job has ended that no other process trains any more; put it back into the
-        queue if it has not."""
+        """Note how a job that is elsewhere no more has ended, or put it back into the queue."""
         known = grid.ended(entry.job.path, entry.since or self._since)
         no_further = self._share and self._share.brought_no_further(entry)
         if known is None:

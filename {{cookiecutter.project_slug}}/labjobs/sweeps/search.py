@@ -121,8 +121,7 @@ def arguments(
 
 
 def ranges(words: Sequence[str], fixed: Sequence[str]) -> list[Range]:
-    """Return what flags are drawn from, from pairs such as --lr 'log 1e-4 1e-1'. Raises
-    SettingsError."""
+    """Return the ranges in pairs such as --lr 'log 1e-4 1e-1'. Raises SettingsError."""
     names, ranges = words[::2], words[1::2]
     if not names or len(names) != len(ranges) or not all(name.startswith("--") for name in names):
         pairs = "pairs of a flag and a range, such as --lr 'log 1e-4 1e-1'"
@@ -182,11 +181,9 @@ class Decision(NamedTuple):
 
 
 def decide(factor: int, rungs: Sequence[Mapping[str, Score]]) -> Decision:
-    """Return which units go on, from the scores of all units at each rung.
-
-    Of n units, n / factor pass the first rung, n / factor² the second, and so on: at least one, and
-    only those that have not diverged. Equal scores are in the order of their names.
-    """
+    """Return which units go on, from the scores of all units at each rung. Of n units, n / factor
+    pass the first rung, n / factor² the second, and so on: at least one, and only those that have
+    not diverged. Equal scores are in the order of their names."""
     units = rungs[0].keys()
     passed, stopped, leading = dict.fromkeys(units, 0), set[str](), list[str]()
     for number, scores in enumerate(rungs):

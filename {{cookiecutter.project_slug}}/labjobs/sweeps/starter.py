@@ -35,13 +35,9 @@ SLOW = ("torch", "torch._dynamo")
 
 
 class Starter:
-    """Starts programs from a sweep's copy of the code; `at_once` jobs share the cores.
-
-    The cores are divided among the jobs, as threads. Libraries (OpenMP's, OpenBLAS, MKL) set their
-    number of threads when they are loaded, before run.py could set it, so it is set in the
-    environment. Everything that is started also holds the files of `keep`. Jobs of several
-    `processes` start cold, as all do without `warm`, and those that run in a `container`.
-    """
+    """Starts programs from a sweep's copy of the code; `at_once` jobs share the cores. Everything
+    that is started also holds the files of `keep`. Jobs of several `processes` start cold, as all
+    do without `warm`, and those that run in a `container`."""
 
     def __init__(
         self,
@@ -56,6 +52,8 @@ class Starter:
         self._container = container
         self._couriers: Server | None = None
         self._jobs: Server | None = None
+        # Libraries (OpenMP's, OpenBLAS, MKL) set their number of threads when they are loaded,
+        # before run.py could set it, so it is set in the environment.
         threads = max(1, machine.cores() // (at_once * processes))
         self._env = os.environ | {
             "PROJECT_FOLDER": str(PROJECT),
@@ -122,10 +120,8 @@ PAUSE = 0.05  # seconds between two checks of a job
 
 class Running:
     """A job in its place, such as a GPU, whose locks it holds while it runs. What it prints is kept
-    in output.txt in the folder of its attempt; the last line is shown.
-
-    Raises OSError, or SettingsError, if it cannot be started.
-    """
+    in output.txt in the folder of its attempt; the last line is shown. Raises OSError, or
+    SettingsError, if it cannot be started."""
 
     def __init__(
         self,

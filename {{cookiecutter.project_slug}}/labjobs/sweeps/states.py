@@ -186,10 +186,7 @@ YOUNG = 60.0  # seconds within which a sweep has certainly locked its folder
 
 
 def take_snapshot(target: Path) -> None:
-    """Copy the project's code, with its commit and what has changed since.
-
-    Raises SettingsError if that cannot be done.
-    """
+    """Copy the project's code, with its commit and what has changed since. Raises SettingsError."""
     # Files with secrets lie in the root, and git usually ignores them.
     secret = {Path(path.name) for path in PROJECT.iterdir() if path.is_file()}
     paths = provenance.paths() | {path for path in secret if privacy.is_secret(path)}

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -34,147 +33,124 @@ from labjobs.sweeps.forecast import Budget, Forecast
 from labjobs.sweeps.gpus import Gpu
 from labjobs.sweeps.grid import STARTED, Entry
 from labjobs.sweeps.hosts import Hosts, Slot
-from labjobs.sweeps.options import Flags, read
+from labjobs.sweeps.options import read
 from labjobs.sweeps.queue import Queue, Share
 from labjobs.sweeps.starter import Starter
 from labjobs.tracking import mlflow_store
 
 
-def run(folder: Path, words: list[str]) -> int:
-    """Plan a sweep and run it, or do what the flags say instead; returns the exit status. Raises
-    SettingsError before anything is started."""
-    flags, cluster = read(words)
-    hosts, lock = Hosts(flags.hosts or ""), states.lock_snapshot(folder)
-    budget = Budget(3600 * (flags.budget or math.inf) / flags.gpus_per_job)
-    sweep = Sweep(folder, flags, cluster, hosts, lock, budget)
-    grid.answer(folder)
-    only_shown, first = flags.list or flags.watch, cluster.flags if cluster else ()
-    _leave_when_asked(only_shown)
-    confirmed = set[int]()
-    _, waiting = _grow(folder, first, confirmed, only_shown)
-    try:
-        while True:
-            while (status := sweep.run()) is None:
-                _leave_when_asked()
-            grown = False
-            if not (status or only_shown or sweep.hands_over):
-                _leave_when_asked()
-                grown, waiting = _grow(folder, first, confirmed)
-            if waiting and not (grown or status or sweep.hands_over or flags.json):
-                return leave(status, f"{waiting[0]} waits until all jobs before it have results")
-            if not grown:
-                return status
-    finally:
-        hosts.close()
-
-
-def _grow(
-    folder: Path, flags: Sequence[str], confirmed: set[int], only_shown: bool = False
-) -> tuple[bool, list[str]]:
-    """Add the jobs that follow from results, once these are there: the next generation of each
-    `propose` and `breed`, unless jobs are only shown, and the jobs of each `confirm`, whose number
-    goes into `confirmed`. All jobs have these flags. Return whether any were added, and what waits
-    for results."""
-    grown, waiting = False, list[str]()
-    for number in range(len(grid.following(folder / "grid"))):
-        words, before = grid.following(folder / "grid")[number]
-        entries = grid.entries(folder / "grid", flags)[:before]
-        if words[0] != "confirm":
-            added, left = _propose(folder, words, entries, only_shown)
-            grown = grown or added
-            waiting += [" ".join(words[:2])] * left
-        elif number not in confirmed:
-            count = words[1]
-            if not count.isdecimal() or not int(count):
-                line = "expects a number of seeds, such as confirm 5"
-                raise SettingsError(f"confirm {count}: {line}")
-            if any("length" in entry.drawn for entry in entries):
-                line = "not after breed, whose jobs go on from others; breed with another --seed"
-                raise SettingsError(f"confirm {count}: {line}")
-            if waiting or not (jobs := _confirm(folder, int(count), entries)):
-                waiting.append("confirm")
-            else:
-                grid.add(folder / "grid", jobs)
-                confirmed.add(number)
-                grown = True
-    return grown, waiting
-
-
-def _confirm(folder: Path, count: int, entries: list[Entry]) -> list[list[str]]:
-    """The jobs that confirm what was chosen; none while results are missing."""
-    _read_jobs(entries)
-    entries = grid.needed(entries)
-    ended = {entry.job.id for entry, _ in grid.stopped(entries)}
-    of_run = {entry.job.id for entry in entries if entry.script == identity.DEFAULT}
-    jobs: list[list[str]] = _asked(folder, "confirm", count=count, ids=sorted(of_run - ended))
-    return jobs
-
-
-def _propose(
-    folder: Path, words: list[str], entries: list[Entry], only_shown: bool
-) -> tuple[bool, bool]:
-    """Write the next generation down, if all jobs before it have results and jobs are not only
-    shown; return whether that was done, and whether results are still missing."""
-    asked = proposals.read(words)
-    known, grown = asked.known(), False
-    if not only_shown:
-        own = entries[len(entries) - sum(len(each.jobs) for each in known) :]
-        _read_jobs(own)
-        found = _asked(folder, "propose", words=words, ids=[entry.job.id for entry in own])
-        grown = found["grown"]
-        if found["said"]:
-            leave(exit_status.DONE, f"run.sh: {found['said']}")
-    return grown, grown or len(known) < asked.generations
-
-
-def _asked(folder: Path, what: str, **about: Any) -> Any:
-    """What `commands.propose` answers, in a process of its own, since it imports more than a sweep
-    does; of jobs with the sweep's code, if that was copied. Raises SettingsError if it fails."""
-    code = folder / "code"
-    how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8"}
-    how["cwd"] = code if code.exists() else PROJECT
-    how["env"] = os.environ | {"PROJECT_FOLDER": str(PROJECT)}
-    command = [sys.executable, "-m", "labjobs.commands.propose", what]
-    done = subprocess.run(command, input=json.dumps(about), **how)
-    if done.returncode:
-        said = done.stderr.strip() or f"{what} ended with status {done.returncode}"
-        raise SettingsError(mlflow_store.last_line(said))
-    return json.loads(done.stdout.splitlines()[-1])  # settings.py may have printed something
-
-
-@dataclass
 class Sweep:
     """A sweep with its flags, and what it holds until it ends: its hosts, the lock of its copy of
-    the code, and its budget of time."""
+    the code, and its budget of time. Raises SettingsError for wrong flags."""
 
-    folder: Path
-    flags: Flags
-    cluster: Cluster | None
-    hosts: Hosts
-    lock: int
-    budget: Budget
+    def __init__(self, folder: Path, words: list[str]) -> None:
+        self.folder, self.grid = folder, folder / "grid"
+        self.flags, self.cluster = flags, cluster = read(words)
+        self.hosts, self.lock = Hosts(flags.hosts or ""), states.lock_snapshot(folder)
+        self.budget = Budget(3600 * (flags.budget or math.inf) / flags.gpus_per_job)
+        self.only_shown = flags.list or flags.watch
+        self.submits_to = None if flags.hosts else cluster  # which gets all jobs at once
+        self.shares_with = cluster if flags.hosts else None  # which gets those that wait here
+        self.first_flags = cluster.flags if cluster else []  # of all jobs, before their own
+        self.confirmed = set[int]()  # numbers of lines
 
-    @property
-    def hands_over(self) -> bool:
-        """Whether it hands all jobs over to a cluster, and ends before them."""
-        return self.cluster is not None and not self.flags.hosts
+    def run(self) -> int:
+        """Run the jobs, or do what the flags say instead; return the exit status. Raises
+        SettingsError before anything is started."""
+        grid.answer(self.folder)
+        _leave_when_asked(self.only_shown)
+        _, waiting = self._grow()
+        ends_now = self.only_shown or self.submits_to
+        try:
+            while True:
+                while (status := self._run()) is None:
+                    _leave_when_asked()
+                grown = False
+                if not (status or ends_now):
+                    _leave_when_asked()
+                    grown, waiting = self._grow()
+                if waiting and not (grown or status or self.submits_to or self.flags.json):
+                    line = "waits until all jobs before it have results"
+                    return leave(status, f"{waiting[0]} {line}")
+                if not grown:
+                    return status
+        finally:
+            self.hosts.close()
 
-    def run(self) -> int | None:
+    def _grow(self) -> tuple[bool, list[str]]:
+        """Add the jobs that follow from results, once these are there: the next generation of each
+        `propose` and `breed`, unless jobs are only shown, and the jobs of each `confirm`. Return
+        whether any were added, and what waits for results."""
+        grown, waiting = False, list[str]()
+        for number in range(len(grid.following(self.grid))):
+            words, before = grid.following(self.grid)[number]
+            entries = grid.entries(self.grid, self.first_flags)[:before]
+            if words[0] != "confirm":
+                added, left = self._propose(words, entries)
+                grown = grown or added
+                waiting += [" ".join(words[:2])] * left
+            elif number not in self.confirmed:
+                _check_confirm(words[1], entries)
+                if waiting or not (jobs := self._confirm(int(words[1]), entries)):
+                    waiting.append("confirm")
+                else:
+                    grid.add(self.grid, jobs)
+                    self.confirmed.add(number)
+                    grown = True
+        return grown, waiting
+
+    def _confirm(self, count: int, entries: list[Entry]) -> list[list[str]]:
+        """The jobs that confirm what was chosen; none while results are missing."""
+        _read_jobs(entries)
+        entries = grid.needed(entries)
+        ended = {entry.job.id for entry, _ in grid.stopped(entries)}
+        of_run = {entry.job.id for entry in entries if entry.script == identity.DEFAULT}
+        jobs: list[list[str]] = self._asked("confirm", count=count, ids=sorted(of_run - ended))
+        return jobs
+
+    def _propose(self, words: list[str], entries: list[Entry]) -> tuple[bool, bool]:
+        """Write the next generation down, if all jobs before it have results and jobs are not only
+        shown; return whether that was done, and whether results are still missing."""
+        asked = proposals.read(words)
+        known, grown = asked.known(), False
+        if not self.only_shown:
+            own = entries[len(entries) - sum(len(each.jobs) for each in known) :]
+            _read_jobs(own)
+            found = self._asked("propose", words=words, ids=[entry.job.id for entry in own])
+            grown = found["grown"]
+            if found["said"]:
+                leave(exit_status.DONE, f"run.sh: {found['said']}")
+        return grown, grown or len(known) < asked.generations
+
+    def _asked(self, what: str, **about: Any) -> Any:
+        """What `commands.propose` answers, in a process of its own, since it imports more than a
+        sweep does; of jobs with the sweep's code, if that was copied. Raises SettingsError."""
+        code = self.folder / "code"
+        how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8"}
+        how["cwd"] = code if code.exists() else PROJECT
+        how["env"] = os.environ | {"PROJECT_FOLDER": str(PROJECT)}
+        command = [sys.executable, "-m", "labjobs.commands.propose", what]
+        done = subprocess.run(command, input=json.dumps(about), **how)
+        if done.returncode:
+            said = done.stderr.strip() or f"{what} ended with status {done.returncode}"
+            raise SettingsError(mlflow_store.last_line(said))
+        return json.loads(done.stdout.splitlines()[-1])  # settings.py may have printed something
+
+    def _run(self) -> int | None:
         """Run the jobs of the grid, or do what the flags say instead; return the exit status, or
         None if a search goes on."""
-        named = grid.entries(self.folder / "grid", self.cluster.flags if self.cluster else ())
+        named = grid.entries(self.grid, self.first_flags)
         if not named:
             raise SettingsError("the grid has no jobs")
         _read_jobs(named)
         entries = grid.needed(named)
-        if self.flags.list or self.flags.watch:
+        if self.only_shown:
             return self._show(entries)
         states.clear_snapshots(self.folder)
-        here = self._here(entries) if self.hosts.here and not self.hands_over else []
+        here = self._here(entries) if self.hosts.here and not self.submits_to else []
         view = states.View()
         view.warn()
         left = self._left(entries, view)
-        _check_searches(entries)
         if not left:
             return self._end_at_once(entries)
         away = self._prepare(left, entries)
@@ -187,22 +163,24 @@ class Sweep:
             print(f"no commit is recorded: {why}", flush=True)
         if problem := provenance.other_engine(PROJECT):
             print(problem, flush=True)
-        if self.cluster and self.hands_over:
-            status = self._submit(self.cluster, left, view, since)
-            submitted = {*left}
-            return status or _name_left_out([entry for entry in entries if entry not in submitted])
+        if self.submits_to:
+            return self._submit(self.submits_to, left, entries, view, since)
         places = self._places(here, away, starter)
         if self.flags.budget:
             left = self.budget.ordered(left, self._forecast(entries, [gpu for gpu, _ in places]))
-        share = Share(self.folder, self.cluster, since) if self.cluster else None
+        share = Share(self.folder, self.shares_with, since) if self.shares_with else None
         queue = Queue(left, len(named), places, self.flags, since, self.budget, share)
-        status = _run_here(entries, queue)
+        try:
+            queue.run()
+        except OSError as error:
+            notify(f"the sweep has ended: {cause(error)}", wait=True)
+            raise
+        status = _end(entries, queue.status)
         for line in self.budget.lines(entries):
             leave(status, f"run.sh: --budget {self.flags.budget:g}: {line}")
         return None if not status and len(grid.needed(named)) > len(entries) else status
 
     def _show(self, entries: list[Entry]) -> int:
-        """Print what --list or --watch shows."""
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--list | head` prints no trace
         if self.flags.watch:
             states.watch(entries)
@@ -220,7 +198,6 @@ class Sweep:
         return Forecast(entries, len(places), on_gpus, self.flags.gpus_per_job)
 
     def _here(self, entries: list[Entry]) -> list[Gpu]:
-        """The places of this machine."""
         return gpus.places(self.hosts.gpus or self.flags.gpus, *self._wanted(entries))
 
     def _wanted(self, entries: list[Entry]) -> tuple[int | None, int, list[int | Literal["auto"]]]:
@@ -230,11 +207,12 @@ class Sweep:
 
     def _left(self, entries: list[Entry], view: states.View) -> list[Entry]:
         """Find the state of each job (`repeated` if it is earlier in the grid too, `skipped`
-        because of --only); return the jobs that are left to run, inputs first."""
+        because of --only); return the jobs that are left to run, inputs first. Raises SettingsError
+        for a draw of `search until` that has results elsewhere alone."""
         to_run = {*STARTED}
-        if not self.hands_over:
+        if not self.submits_to:
             to_run.add("running")  # wait for it; on a cluster, waiting would block a GPU
-        if self.cluster and not self.hands_over:
+        if self.shares_with:
             to_run.add("queued")  # until a place is free for it
         if view.known.problem:
             to_run.remove("unsent")
@@ -248,52 +226,65 @@ class Sweep:
             elif only and entry.state in to_run - {only}:
                 entry.state = "skipped"
             seen.add(entry.job.id)
+            over = "until" in entry.drawn and entry.state in ("finished", "diverged")
+            if over and search.final(entry.job) is None:
+                where = "but not in this folder of runs, where a search looks for its results"
+                line = f"job {entry.job.id} has {entry.state}, {where}"
+                raise SettingsError(f"search until: {line}")
         left = {entry.job.id: entry for entry in entries if entry.state in to_run}
-        if left and not (only or self.hands_over):  # those that are compared with them may train on
+        if left and not (only or self.submits_to):  # those that are compared with them may train on
             left |= {e.job.id: e for e in entries if e.bracket and e.state == "paused"}
         settings = {job: entry.job.settings for job, entry in left.items()}
         return [left[job] for job in attempts.inputs_first(settings)]
 
     def _end_at_once(self, entries: list[Entry]) -> int:
         """Say what the jobs are, none of which is left to run."""
-        if not (self.cluster and self.hands_over):
+        if not self.submits_to:
             return _end(entries)
         _note_stopped(entries)
         count = Counter(entry.state for entry in entries)
         held = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
-        leave(exit_status.DONE, f"nothing submitted to {self.cluster.batch.title}: {held}")
+        leave(exit_status.DONE, f"nothing submitted to {self.submits_to.batch.title}: {held}")
         return _name_left_out(entries)
 
     def _prepare(self, left: list[Entry], entries: list[Entry]) -> list[Slot]:
         """Check the jobs that are left, copy the code here and to the hosts, whose places are
-        returned, and write down what the check of the code reads."""
-        _check_left(left, entries, self.flags.gpus_per_job)
+        returned, and write down what the check of the code reads. Raises SettingsError."""
+        named = {entry.job.id for entry in entries}
+
+        def check(entry: Entry) -> None:
+            attempts.check_inputs(entry.job.settings, entry.job.runs_root, named)
+            ranks.check(entry.job.settings, entry.job.runtime, self.flags.gpus_per_job)
+
+        grid.each(left, check)
         if not (self.folder / "code").exists():
             states.take_snapshot(self.folder / "code")
         away = self.hosts.slots(self.folder, self._wanted(entries))
         if not all(slot.host.shared for slot in away):
             grid.each(left, _refuse_another_folder)
-        flags = self.cluster.flags if self.cluster else []
         numbers = [entry.number for entry in left]
-        about = {"numbers": numbers, "flags": flags, "here": not self.hands_over}
+        about = {"numbers": numbers, "flags": self.first_flags, "here": not self.submits_to}
         files.write_json(self.folder / layout.LEFT, about)
         return away
 
     def _starter(self, at_once: int) -> Starter:
-        """What starts jobs on this machine."""
         return Starter(self.folder / "code", max(1, at_once), [self.lock], self.flags.gpus_per_job)
 
-    def _submit(self, cluster: Cluster, left: list[Entry], view: states.View, since: int) -> int:
-        """Hand the jobs that are left to a cluster; returns the exit status."""
+    def _submit(
+        self, to: Cluster, left: list[Entry], entries: list[Entry], view: states.View, since: int
+    ) -> int:
+        """Hand the jobs that are left to a cluster, and name the others; returns the status."""
         for entry in left:
             entry.set_rung()
         terminal.handle_signals(signal.SIG_IGN)  # or it could get jobs whose folder is removed
         try:
-            lines = arrays.submit(self.folder, left, view.queued, since, cluster)
+            lines = arrays.submit(self.folder, left, view.queued, since, to)
         except SettingsError as error:
             given = arrays.was_given(self.folder)
             return leave(exit_status.FAILED if given else exit_status.WRONG, f"run.sh: {error}")
-        return leave(exit_status.DONE, lines)
+        leave(exit_status.DONE, lines)
+        submitted = {*left}
+        return _name_left_out([entry for entry in entries if entry not in submitted])
 
     def _places(
         self, here: list[Gpu], away: list[Slot], starter: Starter
@@ -309,23 +300,15 @@ class Sweep:
         return [*((place, starter) for place in here), *((slot, distant) for slot in away)]
 
 
-def _run_here(entries: list[Entry], queue: Queue) -> int:
-    """Run the jobs of a queue on this machine, and print the results; return the exit status."""
-    try:
-        queue.run()
-    except OSError as error:
-        notify(f"the sweep has ended: {cause(error)}", wait=True)
-        raise
-    return _end(entries, queue.status)
-
-
-def _check_searches(entries: list[Entry]) -> None:
-    """Raise SettingsError for a draw of `search until` that has results elsewhere alone."""
-    for entry in entries:
-        over = "until" in entry.drawn and entry.state in ("finished", "diverged")
-        if over and search.final(entry.job) is None:
-            where = "but not in this folder of runs, where a search looks for its results"
-            raise SettingsError(f"search until: job {entry.job.id} has {entry.state}, {where}")
+def _check_confirm(count: str, entries: list[Entry]) -> None:
+    """Raise SettingsError for a line `confirm` that means nothing, or follows `breed`."""
+    why = ""
+    if not count.isdecimal() or not int(count):
+        why = "expects a number of seeds, such as confirm 5"
+    elif any("length" in entry.drawn for entry in entries):
+        why = "not after breed, whose jobs go on from others; breed with another --seed"
+    if why:
+        raise SettingsError(f"confirm {count}: {why}")
 
 
 def _refuse_another_folder(entry: Entry) -> None:
@@ -388,18 +371,6 @@ def _join(entries: list[Entry]) -> None:
         entry.bracket = None if entry.job.id in kept else brackets.get(entry.job.id)
 
 
-def _check_left(left: list[Entry], entries: list[Entry], processes: int) -> None:
-    """Look for the inputs of the jobs that are left, in the grid or finished before, and check that
-    the number of processes suits them. Raises SettingsError."""
-    named = {entry.job.id for entry in entries}
-
-    def act(entry: Entry) -> None:
-        attempts.check_inputs(entry.job.settings, entry.job.runs_root, named)
-        ranks.check(entry.job.settings, entry.job.runtime, processes)
-
-    grid.each(left, act)
-
-
 def _name_left_out(entries: list[Entry]) -> int:
     """Name the stale and the diverged jobs, which are not submitted; returns the exit status."""
     grid.name(entries, {"stale", "diverged"})
@@ -429,7 +400,7 @@ def main(folder: Path, words: list[str]) -> int:
     # Absolute, for all that is started.
     os.environ["MLFLOW_TRACKING_URI"] = mlflow_store.store_uri()
     try:
-        return run(folder, words)
+        return Sweep(folder, words).run()
     except SettingsError as error:
         return leave(exit_status.WRONG, f"run.sh: {error}")
     except OSError as error:

@@ -88,18 +88,11 @@ clean_up() {
   if [[ -n ${naming:-} ]]; then echo "run.sh: nothing was started" >&2 && exit 2; fi
 }
 
-make_folder() {
+# Runs what the grid names and is not finished, or does what the flags say instead.
+sweep() {
   work=$PWD/.sweeps/$(date +%Y%m%d-%H%M%S)-$$
   mkdir -p .sweeps && mkdir "$work" || exit 1 # never an existing folder
   trap clean_up EXIT
-}
-
-# Passes a signal on to sweep.py. Ctrl-C as USR1: the terminal sends INT to all processes.
-forward() { kill "-$1" "$planner" 2>/dev/null; }
-
-# Runs what the grid names and is not finished, or does what the flags say instead.
-sweep() {
-  make_folder
   mkfifo "$work"/{asked,answered} && exec 3>&1 5<>"$work/asked" 6<>"$work/answered" || exit 1
   "$python" -m labjobs.sweeps.sweep "$work" "$@" 3>&- 5>&- 6>&- &
   planner=$!
@@ -110,8 +103,8 @@ sweep() {
   trap - ERR
   if [[ -e $work/wrong ]]; then exit 2; fi
   naming=
-  trap 'forward USR1' INT
-  trap 'forward TERM' TERM HUP
+  trap 'kill -USR1 "$planner" 2>/dev/null' INT # the terminal sends INT to all processes
+  trap 'kill -TERM "$planner" 2>/dev/null' TERM HUP
   printf 'end\0' >&5
   while
     builtin wait "$planner"

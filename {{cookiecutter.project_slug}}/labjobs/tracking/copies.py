@@ -199,8 +199,6 @@ def write_tables(copy: Copy, folder: Path) -> None:
 #
 # The file has the journal line by line, and like it only grows: its length says how much it has.
 
-PNG_SIZE = slice(16, 24)  # the width and height in a PNG file (w3.org/TR/png, IHDR)
-
 
 def write_events(copy: Copy) -> None:
     """Bring the file of an attempt up to its journal. Raises OSError."""
@@ -243,7 +241,7 @@ def _events(copy: Copy) -> bytes:
         values = [Summary.Value(tag=k, simple_value=v) for k, v in row["metrics"].items()]
         for name, path in row["images"].items():
             png = path.read_bytes()
-            width, height = struct.unpack(">II", png[PNG_SIZE])
+            width, height = struct.unpack(">II", png[16:24])  # w3.org/TR/png, IHDR
             image = Summary.Image(width=width, height=height, encoded_image_string=png)
             values.append(Summary.Value(tag=name, image=image))
         if values:

@@ -64,8 +64,7 @@ class Courier:
 
     def finish(self, seconds: float) -> str:
         """Wait until everything is delivered; return the problem in one line, empty if there is
-        none. A courier that needs longer than these seconds continues on its own.
-        """
+        none. A courier that needs longer than these seconds continues on its own."""
         code, folder = self._wait(seconds), self._folder
         early = code == 0 and folder and not delivered(folder)
         if folder and code is not None and (early or code < 0):  # another one does its work
@@ -191,12 +190,9 @@ def carry(folder: Path, meter: Meter) -> None:
 class Delivery:
     """A journal on its way to its run in the store. `status` is the journal's word for how the job
     ended, if it has ended; `gpu` is the UUID of the job's GPU, if it is known; `processes` is how
-    many there are.
-
-    sent.json says how far the delivery has come: to which run, and up to which line of which
-    journal. That only saves work, because lines that are sent twice are stored once. A damaged
-    journal is not sent: the job's next attempt repairs it. Raises Damaged, OSError.
-    """
+    many there are. sent.json says how far the delivery has come: to which run, and up to which line
+    of which journal. That only saves work, because lines that are sent twice are stored once. A
+    damaged journal is not sent: the job's next attempt repairs it. Raises Damaged, OSError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, about = folder, copies.settings_of(folder)
@@ -224,8 +220,7 @@ class Delivery:
 
     def send(self, over: bool = False) -> None:
         """Send what has been read and, if the job is `over`, its end. Raises whatever the store
-        raises, without losing anything.
-        """
+        raises, without losing anything."""
         try:
             if not self._is_open:
                 self._open()
@@ -267,8 +262,7 @@ class Delivery:
         self._note(status)
 
     def show(self) -> None:
-        """Copy the running job to other trackers, if it is time to. What goes wrong is reported at
-        its end."""
+        """Copy the running job to other trackers, if it is time; its end says what goes wrong."""
         if copies.wanted() and (begun := time.monotonic()) >= self._next_copy:
             with suppress(Exception):
                 copies.write(self._folder, copies.RUNNING)
@@ -373,8 +367,7 @@ def _forget(folder: Path) -> None:
 
 
 def _send(folder: Path) -> None:
-    """Raises JobError for what is wrong with the job's files or its copies, or what the store
-    raises."""
+    """Raises JobError for the job's files and its copies, or what the store raises."""
     with ExitStack() as held:
         try:
             lock = locks.take(folder / layout.LOCK)

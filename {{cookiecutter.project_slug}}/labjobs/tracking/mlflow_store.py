@@ -144,10 +144,6 @@ def last_line(text: str) -> str:
 
 # MLflow's client takes 2 s to import, and a sqlite store's file milliseconds to query.
 
-ATTEMPTS = 3
-"""Number of times that MLflow tries to reach a database in one call, which takes 0.4 s. Its default
-of 10 takes 100 s, during which nothing else can be tried."""
-
 ENVIRONMENT = {
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # it raises what it would print
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # not our lines
@@ -179,7 +175,7 @@ def client(uri: str = "") -> "MlflowClient":
     from mlflow import MlflowClient
     from mlflow.store.db import utils
 
-    utils.MAX_RETRY_COUNT = ATTEMPTS
+    utils.MAX_RETRY_COUNT = 3  # tries to reach a database, in 0.4 s; the default of 10 takes 100 s
     # It is there (`check`), and MLflow does not decode the path: it would make another folder.
     utils._make_parent_dirs_if_sqlite = lambda db_uri: None
     uri = uri or store_uri()
@@ -188,14 +184,11 @@ def client(uri: str = "") -> "MlflowClient":
 
 def select(path: Path, query: str, **values: str) -> list[tuple[Any, ...]]:
     """Return all rows of a query in a sqlite store, with values by name (`:experiment`); none if
-    the store does not exist yet. Raises ConnectionError if it cannot be read.
-
-    The file is opened for writing and then restricted to reading: a connection that is read-only
-    from the start cannot roll back the changes of a killed writer, and fails.
-    """
+    the store does not exist yet. Raises ConnectionError if it cannot be read."""
     if not path.exists():
         return []
     try:
+        # One that only reads could not roll back the changes of a killed writer, and would fail.
         uri = f"{path.resolve().as_uri()}?mode=rw"
         with closing(sqlite3.connect(uri, timeout=LONGEST_QUERY, uri=True)) as connection:
             connection.execute("PRAGMA query_only = ON")
@@ -214,8 +207,7 @@ ARTIFACTS = PROJECT / "mlruns"  # the folder for the files of runs, unless a ser
 
 @cache
 def experiment_name() -> str:
-    """Return the project's name, from pyproject.toml: all its jobs are in the experiment with that
-    name. Raises SettingsError without one."""
+    """Return the project's name, in pyproject.toml, and its experiment's. Raises SettingsError."""
     try:
         with (CODE / "pyproject.toml").open("rb") as file:
             return str(tomllib.load(file)["project"]["name"])
@@ -226,10 +218,8 @@ def experiment_name() -> str:
 
 def prepare(runs_root: Path = PROJECT) -> str:
     """Return the id of the project's experiment, which is made or renamed if necessary. Where the
-    project is read-only, the lock of a store that is not a file is in the folder of runs.
-
-    Raises SettingsError if an experiment of this name was deleted or belongs to another project.
-    """
+    project is read-only, the lock of a store that is not a file is in the folder of runs. Raises
+    SettingsError if an experiment of this name was deleted or belongs to another project."""
     path = sqlite_path()
     folder = PROJECT if os.access(PROJECT, os.W_OK) else runs_root
     file = path or folder / f"mlflow-{fingerprint()}"
@@ -254,8 +244,7 @@ def prepare(runs_root: Path = PROJECT) -> str:
 
 
 def belongs_to_another(experiment: str, owner: str) -> SettingsError:
-    """Return the message for a project whose name belongs to another project in the store, with
-    this id."""
+    """Return the message for a project whose name another one has in the store, the `owner`."""
     return SettingsError(
         f"the experiment {experiment!r} in the tracking store belongs to another project; change "
         "the name in pyproject.toml, or if this is a copy of that project, or git has taken "
@@ -357,8 +346,7 @@ class Run:
         self._settle()
         if not self.id:
             names = {"mlflow.runName": self._about["name"], "job_id": self._job, "code": self._code}
-            journal, beat = self._journal, str(time.time())
-            whose = {"owner": self._owner, "journal": journal, "heartbeat": beat}
+            whose = {"owner": self._owner, "journal": self._journal, "heartbeat": str(time.time())}
             tags = {**names, **whose, **self._tags}
             self._client.create_run(self._experiment, self._begun or None, tags)
             self._settle()  # another may have begun at the same time
@@ -366,8 +354,7 @@ class Run:
         self.beat()
 
     def beat(self) -> None:
-        """Send a heartbeat, if it is time for one. Raises Elsewhere if the job belongs to another
-        folder."""
+        """Send a heartbeat, if it is time. Raises Elsewhere if another folder has the job."""
         if time.monotonic() - self._beaten > BEAT:
             self._settle()
             self._client.set_tag(self.id, "heartbeat", str(time.time()))
@@ -389,11 +376,8 @@ class Run:
             self._client.log_batch(self.id, tags=tags)
 
     def add(self, folder: Path, names: Iterable[str]) -> None:
-        """Copy files in a job's folder to the run, into folders of the same names.
-
-        If that fails, a tag says why, and no further files are tried: nothing else should wait for
-        them, and they are in the job's folder.
-        """
+        """Copy files in a job's folder to the run, into folders of the same names. If that fails, a
+        tag says why, and no further ones are tried: nothing else should wait for them."""
         for name in names:
             if not (folder / name).exists():
                 continue
@@ -463,10 +447,8 @@ class Run:
         return sorted(mine, key=lambda run: (run.info.start_time, run.info.run_id))
 
     def _settle(self) -> None:
-        """Find the run that is written from this journal; clear away the job's dead ones.
-
-        If there are two leases, the older one is valid, and this run gives way.
-        """
+        """Find the run that is written from this journal; clear away the job's dead ones. If there
+        are two leases, the older one is valid, and this run gives way."""
         runs = self._all()
         same = [run for run in runs if run.data.tags.get("journal") == self._journal]
         self.id = str(same[0].info.run_id) if same else ""

@@ -161,7 +161,7 @@ def _by_client(experiment: str) -> list[StoredJob]:
     runs: list[Run] = []
     with asked() as client:
         named = client.get_experiment_by_name(experiment)
-        token = "" if named else None
+        token: str | None = ""
         while named and token is not None:
             page = client.search_runs([named.experiment_id], page_token=token or None)
             runs, token = runs + page, page.token or None
@@ -236,13 +236,18 @@ class Known:
         ended = {run["run_id"] for run in self.runs.get(job, []) if run["status"] != "RUNNING"}
         return bool(over) or sent in ended
 
+    def _run_of(self, attempt: Path) -> str:
+        """The id of the run of an attempt; empty if there is none, or another one stands for it."""
+        sent = str(read_record(attempt / layout.SENT).get("run", ""))
+        known = {run["run_id"] for run in self.runs.get(attempt.parent.name, [])}
+        return sent if sent in known else ""
+
     def changed(self, attempt: Path) -> bool:
         """Return whether the run of an attempt has other points, tags or params than its journal
         and its settings: the store was set back, or somebody has changed it. A journal that is
         damaged counts as other: sending it says so. Raises ConnectionError."""
-        sent = str(read_record(attempt / layout.SENT).get("run", ""))
-        if sent not in {run["run_id"] for run in self.runs.get(attempt.parent.name, [])}:
-            return False  # another run stands for it, or `holds` says that there is none
+        if not (sent := self._run_of(attempt)):
+            return False
         try:
             copy = copies.Copy(attempt)
         except (JobError, OSError):
@@ -267,9 +272,8 @@ class Known:
 
     def lacking(self, attempt: Path, names: Iterable[str]) -> list[str]:
         """Return which files of an attempt its run lacks. Raises ConnectionError."""
-        sent = str(read_record(attempt / layout.SENT).get("run", ""))
-        if sent not in {run["run_id"] for run in self.runs.get(attempt.parent.name, [])}:
-            return []  # another run stands for it, or `holds` says that there is none
+        if not (sent := self._run_of(attempt)):
+            return []
         if path := sqlite_path():
             query = "SELECT artifact_uri FROM runs WHERE run_uuid = :run"
             ((address,),) = select(path, query, run=sent)
@@ -317,8 +321,7 @@ def known(experiment: str) -> Known:
     """Return what the store knows about all jobs; nothing if the experiment or the store does not
     exist yet. If MLflow's client is needed, it runs in a separate process, because the calling job
     goes on to train. Raises SettingsError if the store's address is not valid, if a wanted copy
-    cannot be made, or if the experiment belongs to another project.
-    """
+    cannot be made, or if the experiment belongs to another project."""
     if is_fetched():  # the machine that has sent the job has asked
         return Known()
     mlflow_store.check()
@@ -373,10 +376,8 @@ def experiments(wanted: str = "") -> dict[str, str | None]:
 
 
 def settle(experiment: str) -> None:
-    """Make sure that the experiment belongs to the project and has its present name.
-
-    Raises SettingsError if it was deleted or belongs to another project.
-    """
+    """Make sure that the experiment belongs to the project and has its present name. Raises
+    SettingsError if it was deleted or belongs to another project."""
     own, owners = identity.existing_id() or "none", experiments(experiment)
     if (owner := owners.get(experiment, own)) not in (own, None):
         path = sqlite_path()
@@ -429,8 +430,7 @@ def folder_of(job_folder: str) -> Path:
 
 
 def file(run_id: str, folder: str, name: str) -> bytes:
-    """Return the content of a file that a job has kept, from its folder or, if that is not on this
-    machine, from its run. Raises OSError if it cannot be read."""
+    """Return a file that a job has kept, from its folder or else from its run. Raises OSError."""
     place = folder_of(folder)
     if place.is_dir():
         return (place / name).read_bytes()
@@ -439,8 +439,7 @@ def file(run_id: str, folder: str, name: str) -> bytes:
 
 
 def files(run_id: str, folder: str, below: str) -> list[str]:
-    """Return the names of the files that a job has kept in a folder below its own. Raises OSError
-    if they cannot be read."""
+    """Return the names of the files that a job has kept in a folder of its own. Raises OSError."""
     place = folder_of(folder)
     if place.is_dir():
         return sorted(path.relative_to(place).as_posix() for path in (place / below).glob("*"))
@@ -449,8 +448,6 @@ def files(run_id: str, folder: str, below: str) -> list[str]:
 
 
 # Whether stored results come from the present code, and which attempt a job's row in a table shows.
-
-WORDS = {"True": True, "False": False, "None": None}
 
 
 def chosen(
@@ -499,8 +496,8 @@ def _evidence(job: StoredJob, kind: type[Any]) -> Evidence:
 
 def fresh_value(text: str) -> Any:
     """Return a setting from its stored text; several values as the flag has them, `1,2`."""
-    if text in WORDS:
-        return WORDS[text]
+    if text in ("True", "False", "None"):
+        return literal_eval(text)
     if text.startswith("[") and text.endswith("]"):
         with suppress(ValueError, SyntaxError):
             return as_text(literal_eval(text))
