@@ -83,7 +83,9 @@ def latex(text: str) -> str:
     """Return a text as LaTeX writes it, on one line; mathematics between dollars stay as they are,
     as in figures."""
     parts = MATHEMATICS.split(" ".join(text.split()))
-    parts[::2] = [plain(part).translate(str.maketrans(LATEX)) for part in parts[::2]]
+    for place, part in enumerate(parts):
+        if place % 2 == 0:
+            parts[place] = "".join(LATEX.get(each, each) for each in plain(part))
     return "".join(parts)
 
 
