@@ -22,22 +22,12 @@ from labjobs.job.terminal import counted as number_of
 from labjobs.results import groups, tables
 from labjobs.results.intervals import NEEDED
 from labjobs.results.metrics import CURE, Measured, NoResults, Part, chooser, shown
-from labjobs.results.samples import (
-    SHARED,
-    Difference,
-    Sample,
-    differences,
-    either,
-    over,
-    sample,
-)
+from labjobs.results.samples import SHARED, Difference, Sample, differences, either, over, sample
 from labjobs.results.style import Look, looks, settings
 
 Curves = dict[str, dict[str, pd.DataFrame]]
 
-MOST = 6
-"""The largest number of settings that a caption names: those whose jobs are missing, and those that
-were chosen."""
+MOST = 6  # settings, at most, that a caption names: with missing jobs, or chosen
 
 
 @dataclass(frozen=True)
@@ -94,13 +84,12 @@ class Comparison:
         one of `tables.ALONG`."""
         known = groups.having(self.jobs, self.metric.result)
         curves = tables.curves(known, self.metric.key, along)
-        ids = pd.Categorical(curves["job_id"])  # to compare each point's takes long
+        codes, ids = pd.factorize(curves["job_id"])  # to compare each point's id takes long
         found: Curves = {}
         for panel, of_panel in self.rows.items():
             for line, of_line in self.lines.items():
                 both = {*of_panel["job_id"]} & {*of_line["job_id"]}
-                places = ids.categories.get_indexer(pd.Index([*both]))
-                own = curves[np.isin(ids.codes, places)]
+                own = curves[ids.isin(both)[codes]]
                 if len(own):
                     found.setdefault(panel, {})[line] = own
         return found
@@ -202,14 +191,14 @@ class Comparison:
             reference = groups.fitting(self.jobs, self.by, baseline)
         own = sample(self._ranked[reference], metric)
         found = differences({**self.samples(most, "test"), reference: own}, reference)
-        if not found and 0 < len(own) < NEEDED:
-            has = f"the baseline{f', {reference},' * bool(reference)} has {len(own)}"
-            why = f"differences of test results need {NEEDED} repeats, and {has}"
-            raise NoResults(f"{why}; give it more seeds in run.sh, or set BASELINE in plot.py")
-        if not found:
-            why = f"differences of test results need {NEEDED} repeats of two settings at least"
-            raise NoResults(f"{why}, such as seeds in run.sh")
-        return reference, found
+        if found:
+            return reference, found
+        need = f"differences of test results need {NEEDED} repeats"
+        if not 0 < len(own) < NEEDED:
+            raise NoResults(f"{need} of two settings at least, such as seeds in run.sh")
+        has = f"the baseline{f', {reference},' * bool(reference)} has {len(own)}"
+        cure = "give it more seeds in run.sh, or set BASELINE in plot.py"
+        raise NoResults(f"{need}, and {has}; {cure}")
 
     def over(self, most: int, found: Mapping[str, Difference] = MappingProxyType({})) -> str:
         """Return sentences on what the intervals of test results are over, or those of the
@@ -256,16 +245,13 @@ def on_tasks(jobs: pd.DataFrame, most: int) -> dict[str, Comparison]:
 
 def apart(reference: str, found: Mapping[str, Difference], metric: Measured) -> str:
     """Return sentences on which settings can be told apart from the first, and how."""
-    better, worse, unclear = list[str](), list[str](), list[str]()
+    first = f"the first ({reference})"
+    better, worse = f"Better in {metric} than {first}", f"Worse in {metric} than {first}"
+    unclear = f"Cannot be told apart from {first} in {metric}"
+    words: dict[str, list[str]] = {better: [], worse: [], unclear: []}
     for name, each in found.items():
         kind = better if metric.sign * each.estimate.mean > 0 else worse
-        (kind if each.is_certain else unclear).append(name)
-    first = f"the first ({reference})"
-    words = {
-        f"Better in {metric} than {first}": better,
-        f"Worse in {metric} than {first}": worse,
-        f"Cannot be told apart from {first} in {metric}": unclear,
-    }
+        words[kind if each.is_certain else unclear].append(name)
     parts = [f"{said}: {_listed(names)}" for said, names in words.items() if names]
     how = "paired by repeat" if all(each.paired for each in found.values()) else "not all paired"
     return f" {'. '.join(parts)} ({how}; 5% level for all comparisons together)."
@@ -299,11 +285,9 @@ def compare(
     are no validation results, if no job has a result of the metric and none is given, or if the
     jobs are of several tasks.
     """
-    if len(found := groups.tasks(jobs)) > 1:
-        cure = "draw each of groups.tasks(jobs), or name one in ONLY of plot.py"
-        raise NoResults(
-            f"{' and '.join(found)} are different tasks, which are not compared; {cure}"
-        )
+    if len(tasks := groups.tasks(jobs)) > 1:
+        which = f"{' and '.join(tasks)} are different tasks, which are not compared"
+        raise NoResults(f"{which}; draw each of groups.tasks(jobs), or name one in ONLY of plot.py")
     parts = distributed(jobs, most, along, needed)
     by = [*along, *(name for part in parts for name in part)]
     rest, chosen, among = [name for name in groups.varied(jobs) if name not in by], "", ""
@@ -323,12 +307,11 @@ def compare(
             kept += [*first["job_id"]]
             counts.append(len(of_cell) + _count_stopped(alike, by, rest))
         jobs = jobs[jobs["job_id"].isin(kept)]
+        chosen = f" The jobs differ in {settings(rest)} as well."
         if max(counts) > 1:
             among = groups.between(counts)
             chosen = f" Shown is the best of {among} values of {settings(rest)} by {by_validation}"
             chosen += f"{median}{_named(best)}."
-        else:
-            chosen = f" The jobs differ in {settings(rest)} as well."
     ranked_by = metric or chooser(jobs)
     if metric is None:
         metric = shown(jobs)
@@ -343,12 +326,12 @@ def _count_stopped(alike: pd.DataFrame, by: Sequence[str], rest: Sequence[str]) 
     def values(row: Mapping[Any, Any], names: Sequence[str]) -> tuple[str, ...]:
         return tuple(str(as_plain(row.get(name))) for name in names)
 
-    rows = alike.to_dict("records")
-    same = [*by, *groups.with_role(alike, "task")]
-    stopped = [
-        row for row in alike.attrs.get(tables.UNFINISHED, ()) if row["state"].startswith("stopped")
-    ]
-    tried = {values(row, rest) for row in stopped if values(row, same) == values(rows[0], same)}
+    rows, same = alike.to_dict("records"), [*by, *groups.with_role(alike, "task")]
+    tried = {
+        values(row, rest)
+        for row in alike.attrs.get(tables.UNFINISHED, ())
+        if row["state"].startswith("stopped") and values(row, same) == values(rows[0], same)
+    }
     return len(tried.difference(values(row, rest) for row in rows))
 
 

@@ -43,19 +43,12 @@ METADATA = {"pdf": "Subject", "png": "Description", "svg": "Description", "tiff"
 name, or Pillow's for TIFF."""
 
 KINDS = (*METADATA, "tex", "json")  # the files that a figure can have
-
-TIMES = {"pdf": "CreationDate", "svg": "Date"}
-"""The time of drawing, which would change the bytes of the same figure."""
-
-AS_WRITTEN: Any = {"pdf.fonttype": 42, "savefig.bbox": None}
-"""matplotlib's rcParams that keep the printed size and the fonts, whatever a figure's function has
-set: TrueType fonts, which publishers ask for, and the whole page."""
-
 OLD = "old"  # the folder, beside the figures, for those that are no longer drawn
-MARK = "provenance: "  # what provenance in the metadata begins with
 
-UNESCAPED = " !\"#$'*+,/:;=?@[]^`{|}"
-"""The characters besides letters and digits that metadata of every format has as they are."""
+MARK = "provenance: "  # what provenance in the metadata begins with
+UNESCAPED = " !\"#$'*+,/:;=?@[]^`{|}"  # besides letters and digits, as they are in every format
+
+MATHEMATICS = re.compile(r"(?<!\\)(\$[^$]*[^\\$]\$)")
 
 
 def save(
@@ -66,11 +59,8 @@ def save(
     kinds: Sequence[str] = ("pdf", "png"),
 ) -> list[str]:
     """Write a figure in some formats, with its caption and provenance, to a path without suffix;
-    return a line for each image: its path, and its printed width and height.
-
-    The same figure gives the same bytes; a file is whole or absent. Raises OSError if the folder
-    cannot be written.
-    """
+    return a line for each image: its path, and its printed width and height. The same figure gives
+    the same bytes; a file is whole or absent. Raises OSError if the folder cannot be written."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
     for path in paths:
@@ -89,9 +79,6 @@ def plain(text: str) -> str:
     return text.replace(r"\$", "$")
 
 
-MATHEMATICS = re.compile(r"(?<!\\)(\$[^$]*[^\\$]\$)")
-
-
 def latex(text: str) -> str:
     """Return a text as LaTeX writes it, on one line; mathematics between dollars stay as they are,
     as in figures."""
@@ -103,16 +90,16 @@ def latex(text: str) -> str:
 
 
 def _draw(fig: "Figure", path: Path, about: dict[str, Any], file: BinaryIO) -> None:
-    """Draw in the format of a path, without the time of drawing."""
+    """Draw in the format of a path, without the time of drawing, which would change the bytes."""
     import matplotlib
 
     kind, source = path.suffix[1:], MARK + quote(json.dumps(about), UNESCAPED)
-    options: dict[str, Any] = {"metadata": {"Title": path.stem, METADATA[kind]: source}}
+    times = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
+    options: dict[str, Any] = {"metadata": {"Title": path.stem, METADATA[kind]: source, **times}}
     if kind == "tiff":
         options = {"pil_kwargs": {METADATA[kind]: source, "compression": "tiff_lzw"}}
-    elif kind in TIMES:
-        options["metadata"][TIMES[kind]] = None
-    with matplotlib.rc_context(AS_WRITTEN):
+    # Whatever a figure's function has set: TrueType fonts, as publishers ask, and the whole page.
+    with matplotlib.rc_context({"pdf.fonttype": 42, "savefig.bbox": None}):
         fig.savefig(file, format=kind, **options)
 
 
@@ -162,16 +149,13 @@ def provenance(jobs: "pd.DataFrame") -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return where a figure or a table comes from, read from any of its files.
-
-    Raises SettingsError if the file does not say, OSError if it cannot be read.
-    """
+    """Return where a figure or a table comes from, read from any of its files. Raises SettingsError
+    if the file does not say, OSError if it cannot be read."""
     try:
         if path.suffix in (".json", ".tex", ".csv", ".md"):
             text = path.with_name(f"{path.name.split('.')[0]}.json").read_text("utf-8")
         else:
-            _, text = path.read_bytes().decode("latin-1").split(MARK, 1)
-            text = unquote(text)
+            text = unquote(path.read_bytes().decode("latin-1").partition(MARK)[2])
         return {**json.JSONDecoder().raw_decode(text)[0]}
     except (ValueError, TypeError) as error:
         raise SettingsError(f"--provenance {path}: has no provenance information") from error

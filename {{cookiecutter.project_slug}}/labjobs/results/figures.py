@@ -36,9 +36,9 @@ LINES = 3  # the largest number of lines of a row's name, if a wider figure can 
 BESIDE = 3  # width of a legend besides its labels, in units of their font size
 
 LOWEST = 1.45  # inches of a figure of rows, so that its labels take less than a third of it
+ABOVE = 0.12  # inches between the names of two rows
 
 ACROSS, PANEL = 3, 2.1  # panels in a row, at most, and their height in inches
-
 LABEL, TALL = 0.62, 0.72  # fractions of a panel's width and height that a label's line may take
 
 DIRECT = 4  # the largest number of lines that are named at their ends instead of in a legend
@@ -93,7 +93,7 @@ def panels(
     axes = list(grid.flat)[: len(names)]
     for title, ax in zip(titles, axes, strict=True):
         ax.set_title(title)
-        _label(ax.xaxis, "", 1)
+        _label(ax.xaxis, "")
         value_axis(ax.xaxis if rows else ax.yaxis, values)
         ax.set(**{"xlabel" if rows else "ylabel": ""})
     fig.supxlabel(xlabel)
@@ -113,9 +113,6 @@ def rows(names: Sequence[str], height: float) -> tuple[Figure, Any]:
     width = "full" if _row(names, _venue.column, height) > max(height, most) else "column"
     row = _row(names, _venue.full if width == "full" else _venue.column, height)
     return figure(width, max(LOWEST, 0.5 + row * len(names)))
-
-
-ABOVE = 0.12  # inches between the names of two rows
 
 
 def _row(names: Sequence[str], inches: float, least: float) -> float:
@@ -215,23 +212,19 @@ def value_axis(axis: Axis, values: Measured | str) -> None:
     """Label an axis with a metric, and scale it as declared, or label it with a text; in lines that
     fit."""
     if isinstance(values, str):
-        _label(axis, values, 1)
-        return
-    _label(axis, values.axis, values.factor)
-    if values.log:
-        log_scale(axis)
+        _label(axis, values)
+    else:
+        _label(axis, values.axis, values)
 
 
 def difference_axis(axis: Axis, metric: Measured) -> None:
     """Label an axis of differences in a metric, or of ratios if it is logarithmic."""
     unit = " (percentage points)" if metric.factor > 1 else metric.axis.removeprefix(str(metric))
     label = f"ratio of {metric}" if metric.log else f"difference in {metric}{unit}"
-    _label(axis, label, metric.factor)
-    if metric.log:
-        log_scale(axis)
+    _label(axis, label, metric)
 
 
-def _label(axis: Axis, label: str, factor: int) -> None:
+def _label(axis: Axis, label: str, metric: Measured | None = None) -> None:
     place, fig = axis.axes.get_subplotspec(), axis.get_figure(root=True)
     assert place and fig
     rows, columns, *_ = place.get_geometry()
@@ -239,8 +232,10 @@ def _label(axis: Axis, label: str, factor: int) -> None:
     inches = LABEL * width / columns if axis is axis.axes.xaxis else TALL * height / rows
     axis.set_label_text(text.wrapped(label, 72 * inches, _venue.text))
     axis.set_major_locator(Ticks())
-    axis.set_major_formatter(partial(plain, factor=factor))
+    axis.set_major_formatter(partial(plain, factor=metric.factor if metric else 1))
     axis.isDefault_majloc = axis.isDefault_majfmt = True  # words and dates bring their own
+    if metric and metric.log:
+        log_scale(axis)
 
 
 def log_scale(axis: Axis) -> None:
@@ -290,8 +285,7 @@ class LogTicks(LogLocator):
         each = [places[(low <= places) & (places <= high)] for places in each]
         places = next((places for places in each if len(places) <= MOST), each[-1])
         if len(places) < LEAST:
-            linear = MaxNLocator(LEAST + 1, steps=[1, 2, 5, 10])
-            places = np.asarray(linear.tick_values(low, high))
+            places = np.asarray(MaxNLocator(LEAST + 1, steps=[1, 2, 5, 10]).tick_values(low, high))
             places = places[(low <= places) & (places <= high)]
         fewer = (places[::step] for step in range(-(-len(places) // MOST) or 1, len(places)))
         return next((few for few in fewer if len(_apart(self.axis, few)) == len(few)), places[:1])
@@ -385,7 +379,7 @@ def limit_to_differences(axis: Axis, found: Iterable[Difference], metric: Measur
 
 def _limit(
     axes: Sequence[Axis],
-    samples: "Iterable[Iterable[float]]",
+    samples: Iterable[Iterable[float]],
     metric: Measured,
     hidden: float,
     extra: float,

@@ -39,7 +39,7 @@ def repeated(jobs: pd.DataFrame) -> list[str]:
 
 def confirming(jobs: pd.DataFrame) -> "pd.Series[bool]":
     """Return which jobs confirm what others have chosen: those with the seeds of `confirm`."""
-    seeds = jobs[SEED] if SEED in jobs else pd.Series(0, index=jobs.index)
+    seeds = jobs.get(SEED, pd.Series(0, index=jobs.index))
     return pd.to_numeric(seeds, errors="coerce") >= CONFIRMING
 
 
@@ -56,10 +56,8 @@ def varying_repeats(jobs: pd.DataFrame) -> list[str]:
 
 
 def tasks(jobs: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the jobs of each task, by its name, which is empty if there is only one.
-
-    Raises NoResults if folds of a cross-validation would be averaged with jobs that have none.
-    """
+    """Return the jobs of each task, by its name, which is empty if there is only one. Raises
+    NoResults if folds of a cross-validation would be averaged with jobs that have none."""
     names = [name for name in with_role(jobs, "task") if combinations(jobs, [name]) > 1]
     found = groups(jobs, names)
     for alike in found.values():
@@ -106,12 +104,9 @@ def split_by(repeats: pd.DataFrame) -> list[str]:
 def unlike_splits(alike: Iterable[pd.DataFrame]) -> str:
     """Return a sentence for captions, which begins with a space, if the results of some settings
     are of other splits than those of others: one split is harder than another."""
-    of_all = [
-        {tuple(row) for row in own.reindex(columns=[*SPLITS]).astype(str).to_numpy()}
-        for own in alike
-    ]
-    differ = len({frozenset(own) for own in of_all if own}) > 1
-    return " Not all have the same splits, which may be unequally hard." * differ
+    each = (own.reindex(columns=[*SPLITS]).astype(str).to_numpy() for own in alike)
+    splits = {frozenset(map(tuple, own)) for own in each if len(own)}
+    return " Not all have the same splits, which may be unequally hard." * (len(splits) > 1)
 
 
 def split_means(values: ArrayLike, repeats: pd.DataFrame, log: bool = False) -> NDArray[Any]:
@@ -146,7 +141,6 @@ def varied(jobs: pd.DataFrame) -> list[str]:
     come first, numbers before words."""
 
     def rank(name: str) -> tuple[int, bool, str]:
-        """Return what a setting is sorted by: first, how many jobs have its commonest value."""
         commonest = jobs[name].value_counts(dropna=False).max()
         return int(commonest), not is_numeric(jobs, name), name
 
@@ -154,8 +148,7 @@ def varied(jobs: pd.DataFrame) -> list[str]:
     return sorted((name for name in names if len(values_of(jobs, name)) > 1), key=rank)
 
 
-VALUES = "values of settings"
-"""The attribute of a part of a table of jobs that has those of the whole table."""
+VALUES = "values of settings"  # the attribute of a part of a table that has those of all jobs
 
 
 def values_of(jobs: pd.DataFrame, name: str) -> list[Any]:
@@ -167,8 +160,7 @@ def values_of(jobs: pd.DataFrame, name: str) -> list[Any]:
 def groups(jobs: pd.DataFrame, by: Sequence[str]) -> dict[str, pd.DataFrame]:
     """Return the jobs with the same settings, in the order of their values, by those as text: `mlp,
     learning rate 0.001`."""
-    labels = label(jobs, by)
-    return {str(name): alike for name, alike in jobs.groupby(labels, observed=True)}
+    return {str(name): alike for name, alike in jobs.groupby(label(jobs, by), observed=True)}
 
 
 def label(jobs: pd.DataFrame, by: Sequence[str]) -> "pd.Series[Any]":
@@ -224,8 +216,7 @@ def of_mixed_evidence(jobs: pd.DataFrame) -> list[str]:
     """Return the ids of jobs that were continued with changed code, and of those that differ in
     their code or, if they are repeats, in their data: means over them, and comparisons, would mix
     several programs. All count if it cannot be told which differ."""
-    every = {folder_of(str(folder)) for folder in jobs["job_folder"]}
-    if code_evidence.conflict(every):
+    if code_evidence.conflict({folder_of(str(folder)) for folder in jobs["job_folder"]}):
         return sorted(jobs["job_id"])
     names = [name for name in jobs.attrs["settings"] if name not in repeated(jobs)]
     mixed: list[str] = jobs.loc[jobs["code"] == code_evidence.MIXED, "job_id"].tolist()
@@ -255,7 +246,6 @@ def ranked(
         by_median = len(finite(jobs, metric.result)) < len(jobs)
 
     def rank(item: tuple[str, pd.DataFrame]) -> tuple[bool, float, float]:
-        """Return what a group of jobs is sorted by: first, whether it has no result."""
         found = results(item[1], metric)
         each = metric.checked(split_means(found, found.index.to_frame(), metric.log))
         mean = float(intervals.mean(each, metric.log).mean) if len(each) else 0.0
@@ -268,10 +258,9 @@ def ranked(
 
 def best(jobs: pd.DataFrame) -> str:
     """Return the id of the job with the best validation result, the first in a tie. Raises
-    NoResults if the jobs have none.
-    """
+    NoResults if the jobs have none."""
     metric = chooser(jobs)
-    results = finite(having(jobs, metric.result).set_index("job_id"), metric.result)
+    results = having(jobs, metric.result).set_index("job_id")[metric.result]
     return str((metric.sign * results.sort_index()).idxmax())
 
 

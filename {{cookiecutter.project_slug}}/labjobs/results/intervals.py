@@ -14,11 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special  # scipy.stats takes half a second longer to import
 
 LEVEL = 0.95  # the confidence level: how often an interval should contain the true value
-
 TAIL = (1 - LEVEL) / 2
+LEAST = 1e-12  # the smallest probability that is told from 0
+DRAWS = 2000  # how often results are drawn again for a bootstrap
+RANKS = 200  # at how many ranks, at most, a band holds; between two of them it is as wide as there
 
-NEEDED = 3
-"""Number of repeats from which intervals are shown: that of two is so wide that it says nothing."""
+NEEDED = 3  # repeats from which intervals are shown: that of two is so wide that it says nothing
 
 
 class Interval(NamedTuple):
@@ -82,16 +83,10 @@ class Estimate(NamedTuple):
         return low + high
 
 
-LEAST = 1e-12  # the smallest probability that is told from 0
-
-
 def mean(samples: ArrayLike, log: bool = False, overlap: float = 0.0) -> Estimate:
-    """Return the mean over the last axis.
-
-    `overlap` is the ratio of validation to training examples, for results of several splits of the
-    same examples, which are not independent: Nadeau and Bengio 2003,
-    doi.org/10.1023/A:1024068626366. The variance of a single sample is NaN.
-    """
+    """Return the mean over the last axis. `overlap` is the ratio of validation to training
+    examples, for results of several splits of the same examples, which are not independent: Nadeau
+    and Bengio 2003, doi.org/10.1023/A:1024068626366. The variance of a single sample is NaN."""
     values = np.asarray(samples, dtype=float)
     values = np.log(values) if log else values
     n, middle = values.shape[-1], values.mean(axis=-1)
@@ -108,7 +103,12 @@ def with_examples(results: Estimate, examples: NDArray[Any], outcomes: bool = Fa
     units of the mean if the results are logarithms. `outcomes` says that each result of an example
     was 0 or 1, so that `fraction` may take the place of the t interval."""
     (part,) = mean(examples).parts
-    part = part if outcomes else part._replace(freedom=_freedom(examples))
+    n, from_mean = len(examples), examples - examples.mean()
+    if not outcomes and from_mean.any():
+        # Fewer degrees of freedom if a few examples have most of the loss, by the kurtosis of the
+        # values: O'Neill 2014, doi.org/10.1080/00031305.2014.966589.
+        excess = (from_mean**4).mean() / (from_mean**2).mean() ** 2 - 3
+        part = part._replace(freedom=(n - 1) / (1 + max(0.0, excess) * (n - 1) / (2 * n)))
     return results._replace(parts=(*results.parts, part))
 
 
@@ -118,19 +118,7 @@ def of_groups(values: NDArray[Any], group: NDArray[Any]) -> NDArray[Any]:
     Cochran 1977, Sampling Techniques, chapter 9A: the mean is a ratio of sums over groups."""
     names, places = np.unique(group, return_inverse=True)
     middle, scale = values.mean(), len(names) / len(values)
-    made: NDArray[Any] = middle + np.bincount(places, values - middle) * scale
-    return made
-
-
-def _freedom(values: NDArray[Any]) -> float:
-    """The degrees of freedom of the variance of values (N,): N - 1 if these are normal, fewer if a
-    few examples have most of the loss. Source: O'Neill 2014, doi.org/10.1080/00031305.2014.966589,
-    by the kurtosis of the values."""
-    n, from_mean = len(values), values - values.mean()
-    if not from_mean.any():
-        return n - 1
-    excess = (from_mean**4).mean() / (from_mean**2).mean() ** 2 - 3
-    return float((n - 1) / (1 + max(0.0, excess) * (n - 1) / (2 * n)))
+    return np.asarray(middle + np.bincount(places, values - middle) * scale)
 
 
 def fraction(found: Estimate, n: int) -> Interval:
@@ -146,16 +134,11 @@ def fraction(found: Estimate, n: int) -> Interval:
 
 def of_counts(counts: ArrayLike, n: float) -> Interval:
     """Return each of some counts out of n as a fraction, with its exact 95 % binomial interval;
-    neither has to be a whole number.
-
-    Source: Clopper and Pearson 1934, doi.org/10.1093/biomet/26.4.404.
-    """
+    neither has to be a whole number. Source: Clopper and Pearson 1934,
+    doi.org/10.1093/biomet/26.4.404."""
     k = np.asarray(counts)
     low, high = special.betaincinv(k, n - k + 1, TAIL), special.betaincinv(k + 1, n - k, 1 - TAIL)
     return Interval(k / n, np.nan_to_num(low, nan=0.0), np.nan_to_num(high, nan=1.0))
-
-
-RANKS = 200  # at how many ranks, at most, a band holds; between two of them it is as wide as there
 
 
 @cache
@@ -187,9 +170,6 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
     return {name: adjusted[name] for name in p}
 
 
-DRAWS = 2000  # how often results are drawn again for a bootstrap
-
-
 def over_tasks(
     results: Sequence[NDArray[Any]], statistic: Callable[[NDArray[Any]], Any]
 ) -> Interval:
@@ -208,11 +188,9 @@ def over_tasks(
 
 
 def ratio(tops: ArrayLike, bottoms: ArrayLike) -> Interval:
-    """Return the ratio of two means over pairs (n,), with its 95 % interval.
-
-    The ends are infinite or NaN if the mean of `bottoms` cannot be distinguished from 0, so that
-    the ratio can have any value. Source: Fieller 1954, doi.org/10.1111/j.2517-6161.1954.tb00159.x.
-    """
+    """Return the ratio of two means over pairs (n,), with its 95 % interval. The ends are infinite
+    or NaN if the mean of `bottoms` cannot be distinguished from 0, so that the ratio can have any
+    value. Source: Fieller 1954, doi.org/10.1111/j.2517-6161.1954.tb00159.x."""
     above, below = np.asarray(tops, dtype=float), np.asarray(bottoms, dtype=float)
     n, top, bottom = len(above), above.mean(), below.mean()
     if n == 1:

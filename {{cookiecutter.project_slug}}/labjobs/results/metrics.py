@@ -1,6 +1,5 @@
 """The metrics of jobs: which direction is better, as their project declared it when they ran, and
-how they are shown, as it declares that today.
-"""
+how they are shown, as it declares that today."""
 
 import json
 from dataclasses import dataclass, replace
@@ -22,8 +21,9 @@ DECLARED = "declared metrics"
 """The column of a table of jobs that has the declarations, as JSON, and the attribute that has
 today's. No setting can have a name with a space."""
 
-CURE = "name the values to draw in ONLY of plot.py"
-"""What to do if jobs differ in too many settings for a figure."""
+SHOWN = "shown metric"  # the attribute of a table of jobs with the metric of `plot.py --metric`
+
+CURE = "name the values to draw in ONLY of plot.py"  # if jobs differ in too many settings
 
 
 class NoResults(Exception):
@@ -115,18 +115,16 @@ class Measured:
         return each
 
 
-THROUGHPUT = Measured(
+THROUGHPUT = Measured(  # which every job measures
     "examples_per_second",
     Metric(better="higher", label="training examples per second", range=(0, None)),
 )
-"""What every job measures."""
 
 
 def declared(jobs: pd.DataFrame) -> dict[str, Metric]:
     """Return the metrics that the jobs declare, by name; if there are several declarations, the
     newest, or today's if its direction is the same: another label or scale changes no result.
-    Raises NoResults if one name has two directions.
-    """
+    Raises NoResults if one name has two directions."""
     metrics: dict[str, Metric] = {}
     better: dict[str, dict[str, list[str]]] = {}
     for text, alike in jobs.sort_values("ended").groupby(DECLARED, sort=False):
@@ -142,10 +140,8 @@ def declared(jobs: pd.DataFrame) -> dict[str, Metric]:
                 f"{len(directions['higher'])}; run those declared wrongly again with --force, or "
                 f"delete them ({few(fewest, 3)})"
             )
-    today = _read(jobs.attrs.get(DECLARED, "{}"))
-    metrics |= {
-        n: today[n] for n, m in metrics.items() if n in today and today[n].better == m.better
-    }
+    today = _read(jobs.attrs.get(DECLARED, "{}")).items()
+    metrics |= {n: m for n, m in today if n in metrics and metrics[n].better == m.better}
     own = metrics.keys() - {*jobs.attrs.get("settings", ())}  # a label may be that of a setting
     return metrics | {n: replace(metrics[n], label=metric_label(n, metrics[n].label)) for n in own}
 
@@ -161,8 +157,7 @@ def monitored(jobs: pd.DataFrame) -> Measured:
     """Return the metric by which jobs are chosen: the one that most jobs monitor on validation
     data. If `monitor` is `none`, it is the first declared metric with validation values, else with
     training values, else with values that belong to no part of the data, as for a script that does
-    not train. Raises NoResults if the jobs have no such values.
-    """
+    not train. Raises NoResults if the jobs have no such values."""
     metrics = declared(jobs)
     monitors = jobs.get("monitor", jobs["job_id"].map(lambda _: "none"))
     name = str(monitors.mode()[0]).removeprefix("val_")
@@ -174,9 +169,6 @@ def monitored(jobs: pd.DataFrame) -> Measured:
             if (found := Measured(name, metric, part)).key in jobs:
                 return found
     raise NoResults("the jobs have no values of a declared metric; declare it in METRICS")
-
-
-SHOWN = "shown metric"  # the attribute of a table of jobs with the metric of `plot.py --metric`
 
 
 def shown(jobs: pd.DataFrame) -> Measured:
@@ -194,10 +186,8 @@ def shown(jobs: pd.DataFrame) -> Measured:
 
 
 def chooser(jobs: pd.DataFrame) -> Measured:
-    """Return the monitored metric, by which settings are chosen and ranked.
-
-    Raises NoResults if it is not measured on validation data.
-    """
+    """Return the monitored metric, by which settings are chosen and ranked. Raises NoResults if it
+    is not measured on validation data."""
     metric = monitored(jobs)
     if metric.part != "val":
         raise NoResults("there are no validation results to choose by; hold out validation data")

@@ -1,6 +1,5 @@
 """A static page of results, in one file that needs neither a server nor a network: figures with
-captions, tables, and all jobs with their curves.
-"""
+captions, tables, and all jobs with their curves."""
 
 import re
 from base64 import b64encode
@@ -13,13 +12,9 @@ from typing import Any
 
 from labjobs.files import ENGINE, json_of, read_json, write_text
 
-IMAGES = {"svg": "svg+xml", "png": "png"}
-"""The formats that browsers show, the one that is preferred first."""
-
+IMAGES = {"svg": "svg+xml", "png": "png"}  # that browsers show, the preferred one first
 POINTS = 100  # the largest number of points of a curve
-
-LARGER = 1.2
-"""How many times larger than in print figures are shown, so that their text has the page's size."""
+LARGER = 1.2  # than in print, by how many times, so that figures' text has the page's size
 
 Curve = Sequence[tuple[int, float]]
 
@@ -83,5 +78,4 @@ def _data(jobs: Jobs) -> str:
     finite = {job: [p for p in every if isfinite(p[1])] for job, every in jobs.curves.items()}
     steps = {job: -(-len(points) // POINTS) for job, points in finite.items() if points}
     curves = {job: finite[job][::-step][::-1] for job, step in steps.items()}  # the last too
-    plain = vars(jobs) | {"curves": curves}
-    return json_of(plain, indent=None).replace("<", "\\u003c")
+    return json_of(vars(jobs) | {"curves": curves}, indent=None).replace("<", "\\u003c")

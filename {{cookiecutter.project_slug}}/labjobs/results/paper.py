@@ -35,7 +35,6 @@ UNSEEN = re.compile(
 
 INCLUDED = re.compile(r"\\includegraphics\s*(?:\[([^]]*)\])?\s*{([^}]*)}")
 BOXED = re.compile(r"\\(?:resize|scale)box\b(?=.*\\includegraphics)")
-
 WIDTH = re.compile(r"width\s*=\s*([\d.]*)\s*(\\(?:line|column|text)width|in|cm|mm|pt)")
 
 COUNTS = ("n", "jobs", "tried", "finished", "diverged", "failed", "among", "best_step")
@@ -76,10 +75,8 @@ def _known(figures: Path, of_tables: Path) -> Iterator[float]:
             numbers = pd.to_numeric(cells, errors="coerce")
             is_result = name not in {*about.get("shared", ()), *about.get("varied", ()), *COUNTS}
             yield from numbers if is_result else numbers[numbers % 1 != 0]
-    captions = [*figures.glob("*.tex"), *of_tables.glob("*.tex")]
-    for path in sorted(captions):
-        for number in re.findall(r"\d+\.\d+(?:e-?\d+)?", path.read_text("utf-8")):
-            yield float(number)
+    for path in [*figures.glob("*.tex"), *of_tables.glob("*.tex")]:  # captions
+        yield from map(float, re.findall(r"\d+\.\d+(?:e-?\d+)?", path.read_text("utf-8")))
 
 
 def _is(value: float, text: str) -> bool:
@@ -126,10 +123,6 @@ def checklist(jobs: pd.DataFrame, left_out: str, main: Tabulating | None) -> str
     """Return the answers to items 7 and 8, statistical significance and compute resources, that the
     jobs of plot.py give: neurips.cc/public/guides/PaperChecklist. `left_out` is a sentence about
     others, `main` what makes the main table, if plot.py has one."""
-    return "\n".join([*_significance(jobs, left_out, main), "", *_compute(jobs)])
-
-
-def _significance(jobs: pd.DataFrame, left_out: str, main: Tabulating | None) -> list[str]:
     repeats = groups.varying_repeats(jobs)
     fixed = [name for name in groups.repeated(jobs) if name not in repeats]
     tried = Counter(paper_tables.tried(jobs)["state"])
@@ -147,29 +140,26 @@ def _significance(jobs: pd.DataFrame, left_out: str, main: Tabulating | None) ->
             lines.append(f"- {table.what}, as in the table main:{table.about}")
     except NoResults as none:
         lines.append(f"- There is no table of test results: {none}.")
-    return [
-        *lines,
+    lines += [
         "- Intervals are 95% t intervals; over repeats and test examples, the squares of both "
         "halves are added; near the ends of a fraction's range they are binomial (Korn and "
         "Graubard 1998). Differences are paired by repeat and test example where these are shared, "
         "else by Welch's test, and adjusted for all rows of a column by Holm's method.",
+        "",
+        "## 8. Experiments compute resources",
+        "",
+        f"- Devices: {', '.join(sorted(jobs['hardware'].unique()))}.",
     ]
-
-
-def _compute(jobs: pd.DataFrame) -> list[str]:
-    spent, lines = tables.spent(jobs.attrs["experiment"]), []
-    for name in paper_tables.COSTS:
+    spent = tables.spent(jobs.attrs["experiment"])
+    for name, title in paper_tables.COSTS.items():
         each = groups.finite(jobs, name)
         if len(each):
             total = groups.finite(spent, name).sum() if name in paper_tables.TOTALS else None
             whole = f"; {style.number(total)} in all {len(spent)} attempts" if total else ""
-            what = f"{paper_tables.COSTS[name]}: {style.number(each.mean())} for a job on average"
+            what = f"{title}: {style.number(each.mean())} for a job on average"
             lines.append(f"- {what}, {style.number(each.max())} at most{whole}.")
-    return [
-        "## 8. Experiments compute resources",
-        "",
-        f"- Devices: {', '.join(sorted(jobs['hardware'].unique()))}.",
-        *lines,
+    lines.append(
         "- All attempts are those in the store: also jobs that failed, diverged, became stale, or "
-        "were made by `jobs.py find`, but none that was started over or deleted.",
-    ]
+        "were made by `jobs.py find`, but none that was started over or deleted."
+    )
+    return "\n".join(lines)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,37 +20,20 @@ import pandas as pd
 
 from labjobs.errors import SettingsError, require_known
 from labjobs.job.terminal import counted
-from labjobs.results import comparison, groups, style, tables
+from labjobs.results import comparison, groups, samples, style, tables
 from labjobs.results.figure_files import plain
 from labjobs.results.intervals import NEEDED, Interval, mean
 from labjobs.results.metrics import SHOWN, WORDS, Measured, NoResults, Part, chooser, declared
-from labjobs.results.samples import (
-    SHARED,
-    Difference,
-    Sample,
-    differences,
-    either,
-    leaves_out,
-    means_apart,
-    over,
-    sample,
-    shared_repeats,
-)
+from labjobs.results.samples import SHARED, Difference, Sample
 from labjobs.settings import CONFIRMING
 
 MOST_COLUMNS = 3  # largest number of columns, if plot.py does not say which metrics are shown
 MOST_TASKS = 4  # largest number of tasks that are columns; more are rows
-
-MOST_ROWS = 20
-"""Largest number of rows, if plot.py does not say which settings have rows of their own."""
+MOST_ROWS = 20  # if plot.py does not say which settings have rows of their own
 
 ALL = "all jobs"  # the only row, if no setting varies
 NOTHING = "–"  # a cell for which no job was run
-
-NO_SETTING = "ROWS in plot.py, or of a table there: the jobs have no setting {}"
-
-LOST = ("diverged", "failed", "no result")
-"""What became of jobs without which a mean of the others would be too good."""
+LOST = ("diverged", "failed", "no result")  # jobs without which a mean would be too good
 
 COSTS = {
     "gpu_hours": "GPU (h)",
@@ -91,12 +73,8 @@ class Table:
     corner: str  # what stands above the names of the rows
     columns: list[Column] = field(default_factory=list)
     rows: dict[str, list[Cell]] = field(default_factory=dict)
-    total: list[Cell] = field(default_factory=list)
-    """The last row, for the whole project, if there is one."""
-
-    records: list[dict[str, Any]] = field(default_factory=list)
-    """The same in full precision, a row of the .csv for each cell."""
-
+    total: list[Cell] = field(default_factory=list)  # the last row, for the whole project
+    records: list[dict[str, Any]] = field(default_factory=list)  # rows of the .csv, one for a cell
     what: str = "Results"  # with which a caption begins: `Test results`
     about: str = ""  # sentences for the caption: what was measured, chosen and compared
 
@@ -107,8 +85,7 @@ class Table:
             row.append(cell)
 
 
-Tabulating = Callable[[pd.DataFrame], tuple[Table, str]]
-"""From a table of jobs to a table for a paper and its caption."""
+Tabulating = Callable[[pd.DataFrame], tuple[Table, str]]  # from jobs to a table and its caption
 
 
 def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] = ()) -> Table:
@@ -119,18 +96,15 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     each task. `shown` are the metrics, by default as many as MOST_COLUMNS allow. The best row by
     validation results has a dagger; it is bold, and so are those whose test results cannot be told
     apart from its own. Raises NoResults if there are no results, SettingsError for an unknown
-    setting or metric.
-    """
+    setting or metric."""
     _check_rows(rows, jobs)
     every_job = tried(jobs)
     by = [*dict.fromkeys(rows)] or _fitting(jobs, every_job)
     grid, (metrics, others) = _Grid(every_job, by), _metrics(jobs, shown)
-    compared = {
-        task: comparison.compare(
-            groups.choosing(_with_results(own)), along=grid.by, metric=metrics[0]
-        )
-        for task, own in groups.tasks(grid.jobs).items()
-    }
+    of_tasks, compared = groups.tasks(grid.jobs), dict[str, comparison.Comparison]()
+    for task, own in of_tasks.items():
+        voting = groups.choosing(_with_results(own))
+        compared[task] = comparison.compare(voting, along=by, metric=metrics[0])
     best = {task: grid.first(each.jobs) for task, each in compared.items()}
     kept = [first for first, _ in best.values()]
     names, fewer = (grid.names, "") if rows else grid.fewer(grid.names, kept)
@@ -138,31 +112,28 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     table.what = f"{WORDS.get(metrics[0].part or '', '')} results".strip().capitalize()
     every, said = list[Sample](), {task: compared[task].chosen + best[task][1] for task in best}
     splits = max(each.unlike_splits for each in compared.values())
-    for task, own in groups.tasks(grid.jobs).items():
+    for task, own in of_tasks.items():
         first = best[task][0]
         alike = grid.alike(names, own, compared[task].jobs)
         for metric in metrics:
-            each = {name: sample(found, metric) for name, found in alike.items()}
-            found = differences(each, first) if metric.part == "test" and first else {}
+            each = {name: samples.sample(found, metric) for name, found in alike.items()}
+            found = samples.differences(each, first) if metric.part == "test" and first else {}
             every += each.values()
             whole = [name for name, one in each.items() if not _lost(alike[name], len(one))]
             alike_first = [n for n in whole if n in found and not found[n].is_certain]
-            cells, bold = _column(each, alike), {first, *alike_first}
-            table.add(
-                Column(_title(metric), task),
-                [
-                    replace(cell, bold=bool(found) and name in bold, chosen=name == first)
-                    for name, cell in cells.items()
-                ],
-            )
+            bold = {first, *alike_first} if found else set()
+            made = _column(each, alike).items()
+            cells = [replace(cell, bold=n in bold, chosen=n == first) for n, cell in made]
+            table.add(Column(_title(metric), task), cells)
             for name, one in each.items():
-                among = {"among": compared[task].among or "1"}
-                chosen = {"chosen_on_validation": name == first, **among}
-                record = _record(grid, name, alike[name], task, one, found.get(name), chosen)
+                among = compared[task].among or "1"
+                chosen = {"chosen_on_validation": name == first, "among": among}
+                record = _record(grid, name, alike[name], task, one, found.get(name), **chosen)
                 table.records.append(record)
     some_lack = any(0 < len(each) < NEEDED for each in every)
     shared = any(each.is_shown and each.shared for each in every)
-    table.about = _intervals(over(every), shared, some_lack) + _geometric(metrics) + _bold(table)
+    geometric = GEOMETRIC * any(metric.log for metric in metrics)
+    table.about = _intervals(samples.over(every), shared, some_lack) + geometric + _bold(table)
     table.about += _by_task(said) + fewer + others + splits + _confirmed(table, grid.jobs)
     return _turned(table) if len(metrics) == 1 < MOST_TASKS < len(table.columns) else table
 
@@ -170,11 +141,10 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
 def _turned(table: Table) -> Table:
     """A table with a row for each task and a column for each of the settings."""
     about = table.about.replace(_bold(table), _bold(table, "columns", "row"))
-    turned = Table(table.columns[0].title, records=table.records, about=about, what=table.what)
-    turned.rows = {column.task: [] for column in table.columns}
-    for name, cells in table.rows.items():
-        turned.add(Column(name), cells)
-    return turned
+    cells = zip(*table.rows.values(), strict=True)
+    tasks = {column.task: [*row] for column, row in zip(table.columns, cells, strict=True)}
+    heads, corner = [Column(name) for name in table.rows], table.columns[0].title
+    return replace(table, corner=corner, columns=heads, rows=tasks, about=about)
 
 
 def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[str] = ()) -> Table:
@@ -183,8 +153,7 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
     logarithmic metric. Differences that test results show are bold.
 
     Without a baseline, it is the settings with the best validation results. Raises NoResults if no
-    jobs differ from it in exactly one setting, SettingsError for an unknown setting or metric.
-    """
+    jobs differ from it in exactly one setting, SettingsError for an unknown setting or metric."""
     grid = _Grid(tried(jobs), groups.varied(jobs))
     of_tasks = groups.tasks(grid.jobs)
     if not baseline and len(of_tasks) > 1:
@@ -205,14 +174,14 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
     for task, own in of_tasks.items():
         alike = grid.alike([reference, *changes], own, own)
         for metric in metrics:
-            each = {name: sample(alike[name], metric) for name in (reference, *changes)}
-            base, found = each[reference], differences(each, reference)
-            alone = [name for name in changes if len(each[name]) and name not in found]
+            each = {name: samples.sample(alike[name], metric) for name in (reference, *changes)}
+            base, found = each[reference], samples.differences(each, reference)
+            alone = [name for name in changes if each[name] and name not in found]
             some_left_out |= any(one.left_out for one in found.values())
-            some_left_out |= any(leaves_out(each[name], base) for name in alone)
-            apart = [n for n in changes if len(each[n]) and not shared_repeats(each[n], base)]
+            some_left_out |= any(samples.leaves_out(each[name], base) for name in alone)
+            apart = [n for n in changes if each[n] and not samples.shared_repeats(each[n], base)]
             splits = splits or groups.unlike_splits(alike[n] for n in (reference, *apart))
-            known += [each[reference]] * each[reference].is_shown
+            known += [base] * base.is_shown
             known += [part for one in found.values() for part in one.of]
             widths = [_scaled(one.estimate.interval, each[n]) for n, one in found.items()]
             decimals = None if metric.log else style.decimals(widths)
@@ -220,15 +189,14 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
             cells = [_change(each[n], base, found.get(n), alike[n], decimals) for n in changes]
             table.add(Column(_title(metric), task), [first, *cells])
             for name, one in each.items():
-                record = _record(grid, name, alike[name], task, one, found.get(name))
-                table.records.append(record)
-    shared = any(one.shared for one in known)
-    intervals = _intervals(either(one.over for one in known), shared)
-    ratios = ", or ratios (×) to it for a logarithmic metric"
-    ratios *= any(metric.log for metric in metrics)
+                table.records.append(_record(grid, name, alike[name], task, one, found.get(name)))
+    over = samples.either(one.over for one in known)
+    intervals = _intervals(over, any(one.shared for one in known))
+    some_log = any(metric.log for metric in metrics)
+    ratios = ", or ratios (×) to it for a logarithmic metric" * some_log
     table.about = (
         f"Rows below the baseline ({reference}) are differences from it{ratios}."
-        f"{SHARED * some_left_out}{intervals}{_geometric(metrics)}{splits}"
+        f"{SHARED * some_left_out}{intervals}{GEOMETRIC * some_log}{splits}"
     )
     if any(cell.bold for row in table.rows.values() for cell in row):
         level = "5% level for all rows of a column together"
@@ -241,10 +209,8 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
 
 def cost(jobs: pd.DataFrame, rows: Sequence[str] = ()) -> Table:
     """Return what a job with each of the settings cost, and what the whole project has cost, with
-    the attempts that failed, diverged, became stale or were made by `jobs.py find`.
-
-    Raises NoResults if the jobs have no record of it.
-    """
+    the attempts that failed, diverged, became stale or were made by `jobs.py find`. Raises
+    NoResults if the jobs have no record of it."""
     jobs = jobs[~jobs["diverged"]]
     _check_rows(rows, jobs)
     by = [*rows] or _fitting(jobs, jobs)
@@ -280,10 +246,10 @@ def cost(jobs: pd.DataFrame, rows: Sequence[str] = ()) -> Table:
 def _cost(jobs: pd.DataFrame, name: str) -> Interval:
     """What a job cost on average, with the interval that decides its number of decimals."""
     known = groups.finite(jobs, name)
-    found = mean(known) if len(known) else None
-    if found and found.is_shown:
-        return found.interval
-    return Interval(found.mean if found else math.nan, math.nan, math.nan)
+    if known.empty:
+        return Interval(math.nan, math.nan, math.nan)
+    found = mean(known)
+    return found.interval if found.is_shown else Interval(found.mean, math.nan, math.nan)
 
 
 def _price(value: float, decimals: int | None) -> Cell:
@@ -392,7 +358,7 @@ class _Grid:
 
 def tried(jobs: pd.DataFrame) -> pd.DataFrame:
     """Return all jobs that were tried, with their `state`, numbered."""
-    own = jobs.assign(state=jobs["diverged"].map({True: "diverged", False: "finished"}))
+    own = jobs.assign(state=np.where(jobs["diverged"], "diverged", "finished"))
     others = pd.DataFrame([*jobs.attrs.get(tables.UNFINISHED, ())], dtype=object)
     tried = pd.concat([own, others] if len(others) else [own], ignore_index=True)
     for name in jobs.attrs["settings"]:
@@ -410,18 +376,18 @@ def tried(jobs: pd.DataFrame) -> pd.DataFrame:
 def _with_results(tried: pd.DataFrame) -> pd.DataFrame:
     found = tried[tried["state"].isin(["finished", "diverged"])]
     if found["diverged"].all():
-        raise NoResults(
-            "no job of one of the tasks has finished; leave it out with ONLY of plot.py"
-        )
+        cure = "leave it out with ONLY of plot.py"
+        raise NoResults(f"no job of one of the tasks has finished; {cure}")
     return found
 
 
 def _check_rows(rows: Sequence[str], jobs: pd.DataFrame) -> None:
     """Raise SettingsError for settings that cannot have rows: unknown ones, and repeats."""
-    require_known(rows, jobs.attrs["settings"], NO_SETTING)
+    where = "ROWS in plot.py, or of a table there"
+    require_known(rows, jobs.attrs["settings"], f"{where}: the jobs have no setting {{}}")
     if repeats := [name for name in rows if name in groups.repeated(jobs)]:
         line = "is a repeat, over which a table has means, so it has no rows"
-        raise SettingsError(f"ROWS in plot.py, or of a table there: {repeats[0]} {line}")
+        raise SettingsError(f"{where}: {repeats[0]} {line}")
 
 
 def _fitting(jobs: pd.DataFrame, every: pd.DataFrame) -> list[str]:
@@ -471,13 +437,13 @@ def _fewer(jobs: pd.DataFrame, metrics: list[Measured]) -> tuple[list[Measured],
 # What stands in cells: one number of decimals in a column, as many as its intervals justify.
 
 
-def _column(samples: Mapping[str, Sample], alike: Mapping[str, pd.DataFrame]) -> dict[str, Cell]:
-    known = {name: _scaled(each.interval, each) for name, each in samples.items() if len(each)}
+def _column(every: Mapping[str, Sample], alike: Mapping[str, pd.DataFrame]) -> dict[str, Cell]:
+    known = {name: _scaled(each.interval, each) for name, each in every.items() if each}
     decimals = style.decimals(known.values(), [float(each.mean) for each in known.values()])
-    decimals = None if any(each.metric.log for each in samples.values()) else decimals
+    decimals = None if any(each.metric.log for each in every.values()) else decimals
     return {
         name: _lost(alike[name], len(each)) or _cell(known.get(name), decimals, style.rounded)
-        for name, each in samples.items()
+        for name, each in every.items()
     }
 
 
@@ -531,7 +497,7 @@ def _change(
 
     if (lost := _lost(tried, len(each))) or base.lost or not (len(each) and len(base)):
         return lost or Cell(NOTHING)
-    alone = Interval(means_apart(each, base), math.nan, math.nan)
+    alone = Interval(samples.means_apart(each, base), math.nan, math.nan)
     cell = _cell(_scaled(found.estimate.interval if found else alone, each), decimals, text)
     # Validation results have chosen the baseline: they cannot tell what differs from it.
     return replace(cell, bold=bool(found and found.is_certain and each.metric.part == "test"))
@@ -551,7 +517,7 @@ def _record(
     task: str,
     each: Sample,
     difference: Difference | None,
-    more: Mapping[str, Any] = MappingProxyType({}),
+    **more: Any,
 ) -> dict[str, Any]:
     metric, values, states = each.metric, each.results, Counter(tried["state"])
     found = each.interval if len(each) else Interval(*[math.nan] * 3)
@@ -596,9 +562,7 @@ def _by_task(said: Mapping[str, str]) -> str:
     return "".join(f" {task[:1].upper()}{task[1:]}:{how}" for task, how in said.items() if how)
 
 
-def _geometric(metrics: Iterable[Measured]) -> str:
-    logarithmic = any(metric.log for metric in metrics)
-    return " Means of logarithmic metrics are geometric." * logarithmic
+GEOMETRIC = " Means of logarithmic metrics are geometric."
 
 
 def _confirmed(table: Table, jobs: pd.DataFrame) -> str:
@@ -617,9 +581,7 @@ def _bold(table: Table, each: str = "rows", of: str = "column") -> str:
     those = f"{each} of {NEEDED} repeats or more" if few else each
     those += ", none of whose jobs has diverged, failed or lacks a result," if lost else ""
     where = f" in each {of} with comparisons" * any(c.chosen > c.bold for c in cells)
-    bold = (
-        f" Bold{where}: † and all {those} whose test results cannot be told apart from its own (5% "
-    )
-    bold += f"level for all {each} of a {of} together)."
+    bold = f" Bold{where}: † and all {those} whose test results cannot be told apart from its own"
+    bold += f" (5% level for all {each} of a {of} together)."
     dash = f" {NOTHING}: not run."
     return bold * any(c.bold for c in cells) + dash * any(c.text == NOTHING for c in cells)

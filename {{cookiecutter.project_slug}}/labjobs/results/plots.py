@@ -22,22 +22,17 @@ from labjobs.results.metrics import Measured, NoResults
 from labjobs.results.samples import Difference, Sample, sample
 from labjobs.results.style import GREY, PLAIN, Look
 
+Jobs = Mapping[str, pd.DataFrame]  # by the name of the series or row that they are
+Samples = Mapping[str, Sample]
+
 OPEN: dict[str, Any] = {"markersize": 3, "markerfacecolor": "white", "markeredgewidth": 0.6}
 
-SINGLE: dict[str, Any] = {"markerfacecolor": "white", "markeredgewidth": 0.8}
-"""How the point of a mean looks if it is that of a single job."""
+SINGLE: dict[str, Any] = {"markerfacecolor": "white", "markeredgewidth": 0.8}  # a mean of one job
 
-MANY = 10_000
-"""Number of points from which faint curves are stored in a PDF as an image, so that it stays
-small."""
-
+MANY = 10_000  # points from which faint curves are an image in a PDF, so that it stays small
 SLOTS = 0.5  # fraction of the distance between two positions that the series around a position take
-
 WIDEST = 0.1  # fraction of the axis, at most: no series should seem to have another value
-
-DECADE = 10
-"""Ratio of the largest to the smallest value of a setting from which its axis is logarithmic."""
-
+DECADE = 10  # ratio of the largest to the smallest value from which an axis is logarithmic
 FILLED = 0.5  # fraction of a map's cells that must have a value
 LONGEST = 16  # characters of a class's name, at most
 
@@ -48,8 +43,7 @@ def bands(ax: Axes, curves: pd.DataFrame, label: str, metric: Measured, look: Lo
     curves: columns job_id, step (whole numbers), value and perhaps `at`, the place of a step, which
     is that of the mean over jobs for their mean. Mean and band end where the first curve
     ends, and the band stays within the metric's range. Fewer than three curves have no band. Raises
-    NoResults if the curves have no step in common, as with folds of different sizes.
-    """
+    NoResults if the curves have no step in common, as with folds of different sizes."""
     each = curves.assign(at=curves.get("at", curves["step"]))
     table = each.pivot(index="step", columns="job_id", values=["value", "at"])
     places, values = table["at"].to_numpy(dtype=float), metric.checked(table["value"])
@@ -81,19 +75,14 @@ def bands(ax: Axes, curves: pd.DataFrame, label: str, metric: Measured, look: Lo
 
 
 def points(
-    ax: Axes,
-    jobs: Mapping[str, pd.DataFrame],
-    x: str,
-    metric: Measured,
-    drawn: Mapping[str, Look] | None = None,
+    ax: Axes, jobs: Jobs, x: str, metric: Measured, drawn: Mapping[str, Look] | None = None
 ) -> None:
     """Draw the results of series of jobs, by their names, against a setting `x`: each job an open
     point, and the means of several filled points with 95 % t intervals, joined by a line.
 
     Series stand side by side around their place, and the points of a mean to its right, so that
     nothing hides another. The axis is logarithmic if values span a decade, with a place for 0
-    beside the smallest. A job that diverged is a cross on the worse edge.
-    """
+    beside the smallest. A job that diverged is a cross on the worse edge."""
     values = np.unique([value for own in jobs.values() for value in own[x]])
     least = min((value for value in values if value), default=0)
     if values[0] >= 0 and least and values[-1] >= DECADE * least:
@@ -116,33 +105,32 @@ def points(
     for index, (name, look) in enumerate((drawn or style.looks(jobs)).items()):
         aside, means = (index - (len(jobs) - 1) / 2) * step, []
         for value, repeated in jobs[name].groupby(x):
-            found = sample(repeated, metric)
+            found, diverged = sample(repeated, metric), int(repeated["diverged"].sum())
             lost, kept = (
                 beside(value, aside + step * np.linspace(0.25, 0.7, count))
-                for count in (int(repeated["diverged"].sum()), len(found))
+                for count in (diverged, len(found))
             )
-            ax.plot(lost, [height] * len(lost), "x", color=look.colour, transform=edge)
+            ax.plot(lost, [height] * diverged, "x", color=look.colour, transform=edge)
+            if not len(found):
+                continue
+            (place,) = beside(value, aside)
+            mean, low, high = found.interval
+            means.append((place, mean))
             if len(found) > 1:
                 ax.plot(kept, found.results, look.marker, color=look.colour, **OPEN)
-            if len(found):
-                (place,) = beside(value, aside)
-                mean, low, high = found.interval
-                if look.interval:
-                    ends: dict[str, Any] = {"gid": INTERVAL, "color": look.colour, "linewidth": 0.7}
-                    ax.plot([place] * 2, [low, high], **ends)
-                means.append((place, mean))
-                if len(found) == 1:
-                    ax.plot(place, mean, look.marker, color=look.colour, zorder=4, **SINGLE)
+            if look.interval:
+                ax.plot([place] * 2, [low, high], color=look.colour, linewidth=0.7, gid=INTERVAL)
+            if len(found) == 1:
+                ax.plot(place, mean, look.marker, color=look.colour, zorder=4, **SINGLE)
         line = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
         line |= {} if look.joined else {"linestyle": "none"}
         ax.plot(*np.reshape(means, (-1, 2)).T, label=name, zorder=3, **line)
 
 
-def heatmap(ax: Axes, rows: Mapping[str, pd.DataFrame], x: str, metric: Measured) -> None:
+def heatmap(ax: Axes, rows: Jobs, x: str, metric: Measured) -> None:
     """Draw the mean result for each row of jobs, by their names, and each value of a setting `x` as
     a map of colours: better is brighter, with the number in each cell that is wide enough. A cell
-    without a result has a dash. Raises NoResults if most cells have none.
-    """
+    without a result has a dash. Raises NoResults if most cells have none."""
     columns = style.names(value for row in rows.values() for value in row[x])
     grid, spans = np.full((len(rows), len(columns)), np.nan), list[Any]()
     for place, row in enumerate(rows.values()):
@@ -165,10 +153,10 @@ def heatmap(ax: Axes, rows: Mapping[str, pd.DataFrame], x: str, metric: Measured
     digits = None if metric.log else style.decimals(spans, shown[np.isfinite(shown)])
     texts = [style.rounded(value, digits).replace("nan", "–") for value in shown.tolist()]
     if not _fill_cells(ax, image, texts, cell):
-        ticks = partial(plain, factor=metric.factor)
-        bar = text.figure_of(ax).colorbar(image, ax=ax, format=ticks)
+        fig, ticks = text.figure_of(ax), partial(plain, factor=metric.factor)
+        bar = fig.colorbar(image, ax=ax, format=ticks)
         name_columns(ax, list(columns.values()))  # which are narrower now
-        high = LABEL * 72 * text.figure_of(ax).get_figheight()
+        high = LABEL * 72 * fig.get_figheight()
         bar.ax.set_ylabel(text.wrapped(metric.axis, high, bar.ax.yaxis.label.get_fontsize()))
 
 
@@ -187,20 +175,17 @@ def _fill_cells(ax: Axes, image: AxesImage, texts: Sequence[str], points: float)
 
 
 def _mean(
-    ax: Axes, place: float, found: Interval, look: Look, filled: bool = True, **dot: Any
+    ax: Axes, place: float, found: Interval, look: Look, filled: bool, label: str | None = None
 ) -> None:
     """Draw a mean with its interval along the x axis, as a filled dot or an open one."""
     mean, low, high = found
     ax.plot([low, high], [place] * 2, color=look.colour, linewidth=0.9, gid=INTERVAL)
-    line: dict[str, Any] = {"linestyle": "none", "zorder": 3, **({} if filled else SINGLE), **dot}
-    ax.plot(mean, place, look.marker, color=look.colour, **line)
+    line: dict[str, Any] = {"linestyle": "none", "zorder": 3, **({} if filled else SINGLE)}
+    ax.plot(mean, place, look.marker, color=look.colour, label=label, **line)
 
 
 def ranking(
-    ax: Axes,
-    samples: Mapping[str, Sample],
-    tested: Mapping[str, Sample] | None = None,
-    rows: Sequence[str] = (),
+    ax: Axes, samples: Samples, tested: Samples | None = None, rows: Sequence[str] = ()
 ) -> None:
     """Draw groups of results one below another: each result an open point, the mean of several a
     filled one with its 95 % interval, and the number of results where these differ. The same
@@ -210,9 +195,9 @@ def ranking(
     of_tests = tested or {}, Look(style.COLOURS[1], marker="s"), 0.2
     for each, look, up in [(samples, PLAIN, -0.2 if tested else -0.08), of_tests]:
         for row, name in enumerate(rows):
-            if name in each:
-                n, found, label = len(each[name]), each[name], str(each[name].metric)
-                _mean(ax, row + up, found.interval, look, n > 1, label=label)
+            if found := each.get(name):
+                n = len(found)
+                _mean(ax, row + up, found.interval, look, n > 1, str(found.metric))
                 if n > 1:
                     beside = np.full(n, row + up + 0.16)
                     ax.plot(found.results, beside, look.marker, color=look.colour, **OPEN)
@@ -228,13 +213,7 @@ def set_rows(ax: Axes, names: Sequence[str], counts: Sequence[int] = ()) -> None
     ax.set_ylim(len(names) - 0.4, -0.6)
 
 
-def costs(
-    ax: Axes,
-    jobs: Mapping[str, pd.DataFrame],
-    cost: str,
-    metric: Measured,
-    drawn: Mapping[str, Look],
-) -> None:
+def costs(ax: Axes, jobs: Jobs, cost: str, metric: Measured, drawn: Mapping[str, Look]) -> None:
     """Draw the mean results of series of jobs, by their names, with 95 % intervals, by the mean of
     a column of costs, and a line along those that no other beats in both, which ends at the edge.
     Raises NoResults if some of them have no record of it."""
@@ -280,8 +259,7 @@ def reached(ax: Axes, times: ArrayLike, ended: ArrayLike, label: str, look: Look
     from the first job on.
 
     `times` (n,) is when each job reached it, NaN if it never did, and `ended` (n,) when it ended.
-    Lines end a little after the last job that reached it.
-    """
+    Lines end a little after the last job that reached it."""
     each = np.asarray(times, dtype=float)
     came = np.sort(each[np.isfinite(each)])
     end = 1.1 * np.max(came if len(came) else ended)

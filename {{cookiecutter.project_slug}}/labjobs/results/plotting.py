@@ -1,17 +1,18 @@
 """The command line of plot.py: from a store's jobs to the files of its figures and tables."""
 
-import argparse
 import json
 import re
 import signal
 import sys
 import traceback
 import warnings
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -47,11 +48,9 @@ from labjobs.sources import described, fault
 from labjobs.tracking import stored_jobs
 from labjobs.tracking.mlflow_store import experiment_name
 
-Drawing = Callable[[pd.DataFrame], tuple[Any, str]]
-"""From a table of jobs to a figure and its caption."""
+Drawing = Callable[[pd.DataFrame], tuple[Any, str]]  # from jobs to a figure and its caption
 
-Lines = Callable[[], list[str]]
-"""Problems of a figure or a table, or what is said of its files."""
+PAGE = "page.html"
 
 
 def main(
@@ -76,11 +75,10 @@ def main(
     """
     machine.keep_imported()
     prepare_streams()
-    drawn = {**of_all, **of_one, **of_tasks, **of_searches}
-    whole = [table_files.of_script(name, script) for name in table_files.OF_ALL]
+    drawings = (of_all, of_one, of_tasks, of_searches)
     try:
         args = _parsed(sys.argv[1:])
-        if args.out and (both := sorted({*drawn} & {*printed})):
+        if args.out and (both := sorted({*chain(*drawings)} & {*printed})):
             line = f"a figure and a table are called {few(both, MOST)}, and would be the same files"
             raise SettingsError(f"--out: {line}; give one of them another name")
         if args.provenance or args.audit or args.venue == "list":
@@ -94,8 +92,8 @@ def main(
             if args.checklist:
                 print(paper.checklist(found.jobs, found.left_out(), printed.get("main")))
                 return exit_status.DONE
-            _draw(pages, found, of_all, of_one, of_tasks, of_searches)
-            _write(pages, found, printed, whole)
+            _draw(pages, found, *drawings)
+            _write(pages, found, printed, script)
             if args.page:
                 _write_page(pages, found)
         except NoResults:
@@ -111,19 +109,18 @@ def main(
         return leave(exit_status.FAILED, f"plot.py: {said}")
 
 
-def _answer(args: argparse.Namespace) -> int:
+def _answer(args: Namespace) -> int:
     """Answer what needs no jobs: where a figure comes from, what is wrong in a paper, venues."""
-    wrong = list[str]()
     if args.provenance:
         for key, value in figure_files.read(args.provenance).items():
             print(f"{key}: {json.dumps(value)}")
     elif args.audit:
-        wrong = paper.findings(args.audit, *_folders(args))
-        right = f"{args.audit}: every number with a decimal point is a result"
-        print("\n".join(wrong) or right)
+        wrong = paper.findings(args.audit, *args.folders)
+        print("\n".join(wrong) or f"{args.audit}: every number with a decimal point is a result")
+        return exit_status.FAILED if wrong else exit_status.DONE
     else:
         print(style.listing())
-    return exit_status.FAILED if wrong else exit_status.DONE
+    return exit_status.DONE
 
 
 @dataclass
@@ -175,7 +172,7 @@ class NothingMade(Exception):
 class _Pages:
     """What is written to the folders of figures and tables, and what is left out and why."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: Namespace) -> None:
         self.args = args
         self._right: list[bool] = []
         self.files: list[Path] = []
@@ -198,15 +195,25 @@ class _Pages:
             self._left_out.setdefault(described(error), []).append(stem)
             self._right.append(False)
 
-    def write(self, stem: Path, kinds: Iterable[str], check: Lines, save: Lines) -> bool:
-        """Save a figure or a table as files of some kinds, and print what is said of them; return
-        whether it prints correctly. If not, nothing is written, and it is said why."""
-        if problems := [] if self.args.unchecked else check():
+    def write(self, made: Any, stem: str, name: str, caption: str, jobs: pd.DataFrame) -> bool:
+        """Save a figure or a table of jobs, and print what is said of its files; return whether it
+        prints correctly. If not, nothing is written, and it is said why."""
+        args, venue, is_figure = self.args, style.named(self.args.venue), isinstance(made, Figure)
+        what, out = ("figure", args.folders[0]) if is_figure else ("table", args.folders[1])
+        about = _provenance(jobs) | {what: name, "venue": args.venue}
+        check: Callable[..., list[str]] = print_check.check if is_figure else table_files.problems
+        if problems := [] if args.unchecked else check(made, venue):
             for line in (*problems, "not written; --unchecked writes it anyway"):
-                print(f"{stem.name}: {line}", file=sys.stderr)
+                print(f"{stem}: {line}", file=sys.stderr)
         else:
-            print(*save(), sep="\n")
-            self.files += [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
+            if is_figure:
+                kinds: tuple[str, ...] = (*args.format, "tex", "json")
+                said = figure_files.save(made, out / stem, caption, about, args.format)
+            else:
+                kinds = table_files.KINDS
+                said = table_files.save(made, out / stem, caption, about, venue)
+            print(*said, sep="\n")
+            self.files += [out / f"{stem}.{kind}" for kind in kinds]
         self._right.append(not problems)
         return not problems
 
@@ -215,24 +222,16 @@ class _Pages:
         return the exit status."""
         for why, stems in self._left_out.items():
             print(f"left out {few(stems, 2 * MOST)}: {why}", file=sys.stderr)
-        kinds_of_files = {"figure": figure_files.KINDS, "table": table_files.KINDS}
-        for (what, kinds), out in zip(kinds_of_files.items(), _folders(self.args), strict=True):
-            of_this = partial(figure_files.put_aside, out, what, Path(sys.argv[0]).name)
-            if self.files and (moved := of_this(self.files, kinds)):
+        kinds_of_files = (("figure", figure_files.KINDS), ("table", table_files.KINDS))
+        each, program = zip(kinds_of_files, self.args.folders, strict=True), Path(sys.argv[0]).name
+        for (what, kinds), out in each if self.files else ():
+            if moved := figure_files.put_aside(out, what, program, self.files, kinds):
                 line = f"moved what was not written this time to {out / figure_files.OLD}"
                 print(f"{line}: {', '.join(moved)}", file=sys.stderr)
-        right = self._right and all(self._right)
-        return exit_status.DONE if right else exit_status.FAILED
+        return exit_status.DONE if self._right and all(self._right) else exit_status.FAILED
 
 
-def _folders(args: argparse.Namespace) -> tuple[Path, Path]:
-    """Where figures and tables go."""
-    return (args.out, args.out) if args.out else (PROJECT / "figures", PROJECT / "tables")
-
-
-def _tried(
-    args: argparse.Namespace, kind: type[Any], only: Mapping[str, Any], script: str
-) -> _Found:
+def _tried(args: Namespace, kind: type[Any], only: Mapping[str, Any], script: str) -> _Found:
     """Return the jobs that the command line asks for."""
     if args.experiment == experiment_name():
         stored_jobs.settle(args.experiment)
@@ -246,9 +245,7 @@ def _tried(
             raise SettingsError(f"--job {args.job}: {why}")
         (args.job,) = named
     if args.task:
-        tasks = {
-            str(each): name for name in groups.with_role(every, "task") for each in every[name]
-        }
+        tasks = {str(one): name for name in groups.with_role(every, "task") for one in every[name]}
         require_known([args.task], tasks, "--task {}: no job has this task")
         only = {**only, tasks[args.task]: args.task}
     wanted = tables.only(every, only)
@@ -267,8 +264,7 @@ def _tried(
     by_setting = [name for name in only if name not in groups.with_role(every, "task")]
     for name in {*only} - {*by_setting}:  # jobs of other tasks are never compared
         left = tables.with_values(left, {name: only[name]})
-    mixed = _other_code(jobs, args.any_code)
-    return _Found(every, jobs, mixed, left, by_setting)
+    return _Found(every, jobs, _other_code(jobs, args.any_code), left, by_setting)
 
 
 def _name_unsent(experiment: str) -> None:
@@ -283,58 +279,44 @@ def _name_unsent(experiment: str) -> None:
         print(f"plot.py: {line}; python jobs.py sync sends what is missing", file=sys.stderr)
 
 
-def _draw(
-    pages: _Pages,
-    found: _Found,
-    of_all: Mapping[str, Drawing],
-    of_one: Mapping[str, Drawing],
-    of_tasks: Mapping[str, Drawing],
-    of_searches: Mapping[str, Drawing],
-) -> None:
+def _draw(pages: _Pages, found: _Found, *drawings: Mapping[str, Drawing]) -> None:
     """Draw the figures of each task and of its searches, and those of all tasks."""
-    args, jobs = pages.args, groups.choosing(found.jobs)
-    tasks, (out, _) = groups.tasks(jobs), _folders(args)
-    formats, venue = args.format, style.named(args.venue)
+    of_all, of_one, of_tasks, of_searches = drawings
+    job, jobs = pages.args.job, groups.choosing(found.jobs)
+    tasks = groups.tasks(jobs)
     for stem, task, name in [
         *_stems(of_all, tasks),
-        *_stems(of_one, [""] if args.job else tasks),
+        *_stems(of_one, [""] if job else tasks),
         *_stems(of_tasks if len(tasks) > 1 else (), [""]),
         *_stems(of_searches, [task for task, own in tasks.items() if any(own[tables.SEARCH])]),
     ]:
         alike = tasks.get(task, jobs)
         with pages.of(stem):
-            shown = _one(args.job, found.every, alike) if name in of_one else alike
-            about = _provenance(shown) | {"figure": name, "venue": args.venue}
+            shown = _one(job, found.every, alike) if name in of_one else alike
             drawing = {**of_all, **of_one, **of_tasks, **of_searches}[name]
             figure, caption = _made(drawing, shown, Figure)
             caption += _about(shown) + _differences(shown, found.mixed)
-            if not (args.job and name in of_one):
+            if not (job and name in of_one):
                 caption += found.counts(alike, task)
-            check = partial(print_check.check, figure, venue)
-            save = partial(figure_files.save, figure, out / stem, caption, about, formats)
-            pages.write(out / stem, (*formats, "tex", "json"), check, save)
+            pages.write(figure, stem, name, caption, shown)
 
 
-def _write(
-    pages: _Pages, found: _Found, printed: Mapping[str, Tabulating], whole: Sequence[str]
-) -> None:
-    """Write the tables, and the files `whole` that have all cells and all jobs."""
-    args, jobs, written = pages.args, found.jobs, dict[str, Any]()
-    (_, out), venue = _folders(args), style.named(args.venue)
+def _write(pages: _Pages, found: _Found, printed: Mapping[str, Tabulating], script: str) -> None:
+    """Write the tables, all their cells for a paper's text, and all jobs."""
+    jobs, written, (_, out) = found.jobs, dict[str, Any](), pages.args.folders
     for name, make in printed.items():
         with pages.of(name):
             table, caption = _made(make, jobs, paper_tables.Table)
             caption += _about(jobs) + _differences(jobs, found.mixed) + found.counts()
-            about = _provenance(jobs) | {"table": name, "venue": args.venue}
-            check = partial(table_files.problems, table, venue)
-            save = partial(table_files.save, table, out / name, caption, about, venue)
-            if pages.write(out / name, table_files.KINDS, check, save):
+            if pages.write(table, name, name, caption, jobs):
                 written[name] = table
-    contents = [table_files.macros(written), table_files.as_csv(found.tried)]
-    for name, content in zip(whole, contents, strict=True) if written else ():
-        path, record = out / name, out / f"{Path(name).stem}.json"
+    both = {"results.tex": table_files.macros(written), "jobs.csv": table_files.as_csv(found.tried)}
+    for name, content in both.items() if written else ():
+        stem, _, kind = name.partition(".")
+        stem = stem if script == DEFAULT else f"{stem}-{script}"
+        path, record = out / f"{stem}.{kind}", out / f"{stem}.json"
         write_text(path, content)
-        write_json(record, _provenance(jobs) | {"table": record.stem})
+        write_json(record, _provenance(jobs) | {"table": stem})
         pages.files += [path, record]
 
 
@@ -374,12 +356,9 @@ def _write_page(pages: _Pages, found: _Found) -> None:
         shown.curve = chooser(jobs).key
         points = tables.curves(jobs, shown.curve).groupby("job_id")[["step", "value"]]
         shown.curves = {str(job): [*map(tuple, own.to_numpy().tolist())] for job, own in points}
-    path = _folders(args)[0] / PAGE
+    path = args.folders[0] / PAGE
     page.write(path, args.experiment, found.counts().strip(), pages.files, shown)
     print(path)
-
-
-PAGE = "page.html"
 
 
 def _stems(names: Iterable[str], tasks: Iterable[str]) -> list[tuple[str, str, str]]:
@@ -397,7 +376,7 @@ def _stems(names: Iterable[str], tasks: Iterable[str]) -> list[tuple[str, str, s
     ]
 
 
-def _parsed(words: list[str]) -> argparse.Namespace:
+def _parsed(words: list[str]) -> Namespace:
     """The flags of plot.py. Raises SettingsError if they are wrong."""
     parser = Parser(description="Draw the figures from finished jobs.", allow_abbrev=False)
     add = parser.add_argument
@@ -407,9 +386,8 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     add("--experiment", default=experiment, help="experiment in the store (default: %(default)s)")
     venues = "venue to draw for; `list` shows all with their sizes"
     add("--venue", default=style.DEFAULT, help=venues)
-    known = ", ".join(figure_files.METADATA)
-    several = f"{known}; several with commas (default: %(default)s)"
-    add("--format", type=_formats, default="pdf,png", help=several)
+    several = f"{', '.join(figure_files.METADATA)}; several with commas (default: %(default)s)"
+    add("--format", default="pdf,png", help=several)
     shown = "metric in figures (default: the monitored one, which always chooses and ranks)"
     add("--metric", default="", metavar="NAME", help=shown)
     add("--task", default="", metavar="NAME", help="only this task, such as a dataset")
@@ -427,16 +405,13 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     if unknown:
         flags = [each for action in parser._actions for each in action.option_strings]
         raise SettingsError(unknown_flag(unknown[0], flags))
-    if given.page and not {*given.format} & {*page.IMAGES}:
+    formats = given.format.split(",")
+    require_known(formats, figure_files.METADATA, f"--format {given.format}: unknown format '{{}}'")
+    given.format = formats
+    if given.page and not {*formats} & {*page.IMAGES}:
         raise SettingsError("--page: browsers show png or svg; name one in --format")
+    given.folders = [given.out] * 2 if given.out else [PROJECT / "figures", PROJECT / "tables"]
     return given
-
-
-def _formats(given: str) -> list[str]:
-    """The formats in a word of the command line, with commas between them."""
-    formats = given.split(",")
-    require_known(formats, figure_files.METADATA, f"--format {given}: unknown format '{{}}'")
-    return formats
 
 
 def _without_earlier_trials(jobs: pd.DataFrame) -> pd.DataFrame:
@@ -489,13 +464,11 @@ def _one(job_id: str, every: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
 # What every caption says of the jobs behind its figure, whatever the figure is. Sentences begin
 # with a space, and are empty if there is nothing to say.
 
-MODEL = "model"  # a setting that captions name, if all jobs have the same
-
 
 def _about(jobs: pd.DataFrame) -> str:
     """Say what all jobs have in common: their task, their model, and the numbers of examples, if
     their files are on this machine."""
-    names = [*groups.with_role(jobs, "task"), *([MODEL] if MODEL in jobs else [])]
+    names = [*groups.with_role(jobs, "task"), *["model"] * ("model" in jobs)]
     same = [name for name in names if groups.combinations(jobs, [name]) == 1]
     said = [f"{style.setting(name)} {style.names(jobs[name])[jobs[name].iloc[0]]}" for name in same]
     sizes = [*map(tables.sizes, jobs["job_folder"].map(str))]
@@ -508,6 +481,14 @@ def _about(jobs: pd.DataFrame) -> str:
     return f" {text[0].upper()}{text[1:]}." if text else ""
 
 
+UNLIKE = (
+    ("hardware", "on", "The jobs ran on different kinds of devices"),
+    ("threads", "with", "The jobs ran with different numbers of threads"),
+    ("monitor", "by", "Jobs kept the weights that were best by different metrics"),
+)
+"""Columns in which jobs may differ, what stands between a count and a value, and what is said."""
+
+
 def _differences(jobs: pd.DataFrame, mixed: list[str]) -> str:
     """Say in what the finished jobs of a figure differ besides their settings: code, data, kinds of
     devices, and the metric by which their weights were kept. `mixed` are the ids of jobs from
@@ -516,12 +497,10 @@ def _differences(jobs: pd.DataFrame, mixed: list[str]) -> str:
     if unknown := int((jobs["unchecked"] != "").sum()):
         of = f"{unknown} of {counted(len(jobs), 'job')}"
         said += f" It is not known whether the data of {of} has changed since."
-    if devices := _counted(jobs, "hardware", "on"):
-        said += f" The jobs ran on different kinds of devices: {devices}."
-    if threads := _counted(jobs, "threads", "with"):
-        said += f" The jobs ran with different numbers of threads: {threads}."
-    if monitors := _counted(jobs, "monitor", "by"):
-        said += f" Jobs kept the weights that were best by different metrics: {monitors}."
+    for name, word, unlike in UNLIKE:
+        kinds = Counter(jobs[name].tolist() if name in jobs else [])
+        each = ", ".join(f"{n} {word} {kind}" for kind, n in sorted(kinds.items()))
+        said += f" {unlike}: {each}." * (len(kinds) > 1)
     if continuing := int(tables.continuing(jobs).sum()):
         said += f" Jobs that continue others: {continuing} of {len(jobs)}; their costs and"
         said += " settings do not include those of the earlier jobs."
@@ -545,9 +524,3 @@ def _on_code(jobs: pd.DataFrame, mixed: list[str]) -> str:
     which = f": all of {'; '.join(names)}" if can_be_named else ""
     are = "is" if other.sum() == 1 else "are"
     return f" {other.sum()} of the {len(jobs)} jobs {are} from different code or data{which}."
-
-
-def _counted(jobs: pd.DataFrame, name: str, word: str) -> str:
-    """The numbers of jobs by a column, `2 on CPU, 1 on H100`; empty if all have the same."""
-    kinds = Counter(jobs[name].tolist() if name in jobs else [])
-    return ", ".join(f"{n} {word} {kind}" for kind, n in sorted(kinds.items())) * (len(kinds) > 1)

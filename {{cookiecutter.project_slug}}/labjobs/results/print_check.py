@@ -29,9 +29,6 @@ SCRIPT = 0.7  # ratio of the size of a superscript or subscript in mathtext to i
 EXACT = 0.005  # inches by which a page may differ from its size
 INCH = 72  # points of an inch
 SLACK = 0.5  # points by which text may seem to be cut off, since renderers differ a little
-
-WITHOUT_SIZE = "constrained_layout"  # the beginning of matplotlib's warning that axes have no size
-
 DPI = 300  # dots per inch at which the figure is drawn for the check
 
 
@@ -59,9 +56,10 @@ def check(figure: Figure, venue: Venue) -> list[str]:
     if height > venue.height + EXACT:
         found.append(f"the page is {height:g} in high; at most {venue.height:g} fit")
     for piece in pieces:
-        found += _too_small(piece, venue.least) + _cut(piece, width, height)
+        found += [f"{piece.what} {wrong}" for wrong in _wrong(piece, venue.least, width, height)]
     for one, other in combinations(pieces, 2):
-        found += _overlap(one, other)
+        if _overlap(one, other):
+            found.append(f"{one.what} and {other.what} overlap")
     for ax in figure.axes:
         ends = ax.get_position().extents
         if min(ends) < -0.001 or max(ends) > 1.001:
@@ -69,35 +67,28 @@ def check(figure: Figure, venue: Venue) -> list[str]:
     return found
 
 
-def _too_small(piece: _Piece, least: float) -> list[str]:
+def _wrong(piece: _Piece, least: float, width: float, height: float) -> Iterator[str]:
+    """Whether text is too small, or cut off by the page's edge or the axes that clip it."""
     if piece.size < least - 0.01:
-        return [f"{piece.what} is {piece.size:.3g} pt, under {least:g}"]
-    if piece.smallest < SCRIPT * least - 0.01:
-        of = f"has parts of {piece.smallest:.3g} pt"
-        return [f"{piece.what} {of}, under {SCRIPT * least:.3g}: scripts of scripts are too small"]
-    return []
-
-
-def _cut(piece: _Piece, width: float, height: float) -> list[str]:
-    """Text that is cut off by the page's edge or by the axes to which it is clipped."""
+        yield f"is {piece.size:.3g} pt, under {least:g}"
+    elif piece.smallest < SCRIPT * least - 0.01:
+        under = f"under {SCRIPT * least:.3g}: scripts of scripts are too small"
+        yield f"has parts of {piece.smallest:.3g} pt, {under}"
     edges = {"the page's edge": np.array([[0, 0], [INCH * width, INCH * height]])}
     if piece.clip is not None:
         edges["the edge of its axes"] = piece.clip
-    corners = piece.corners
     by, edge = max(
-        (float(max((box[0] - corners).max(), (corners - box[1]).max())), edge)
+        (np.max([box[0] - piece.corners, piece.corners - box[1]]), edge)
         for edge, box in edges.items()
     )
-    return [f"{piece.what} is cut by {by:.1f} pt at {edge}"] if by > SLACK else []
+    if by > SLACK:
+        yield f"is cut by {by:.1f} pt at {edge}"
 
 
-def _overlap(one: _Piece, other: _Piece) -> list[str]:
-    beside = (one.corners.max(0) < other.corners.min(0)) | (
-        one.corners.min(0) > other.corners.max(0)
-    )
-    if one.text is other.text or beside.any() or not one.ink.intersects_path(other.ink):
-        return []
-    return [f"{one.what} and {other.what} overlap"]
+def _overlap(one: _Piece, other: _Piece) -> bool:
+    (low, high), (least, most) = ((p.corners.min(0), p.corners.max(0)) for p in (one, other))
+    beside = ((high < least) | (low > most)).any()
+    return one.text is not other.text and not beside and one.ink.intersects_path(other.ink)
 
 
 def _pieces(figure: Figure) -> tuple[list[_Piece], list[str]]:
@@ -129,9 +120,11 @@ def _pieces(figure: Figure) -> tuple[list[_Piece], list[str]]:
             self, gc, x, y, s, prop, angle, ismath=False, mtext=None
         ) -> None:
             """Record the ink of a text and the rectangle that clips it, in points."""
-            ink = _ink(s, prop, ismath)
-            if 0 in (gc.get_alpha(), gc.get_rgb()[3]) or not np.size(ink.vertices):
+            vertices, codes = text_to_path.get_text_path(prop, s, ismath=ismath)
+            if 0 in (gc.get_alpha(), gc.get_rgb()[3]) or not len(vertices):
                 return
+            size, text = prop.get_size_in_points(), drawing[-1]
+            ink = Path(np.multiply(vertices, size / text_to_path.FONT_SCALE), codes)
             place = np.array([x, figure.bbox.height - y]) * INCH / DPI
             there = Affine2D().rotate_deg(angle).translate(*place)
             corners, ink = there.transform(_corners(ink)), ink.transformed(there)
@@ -139,7 +132,6 @@ def _pieces(figure: Figure) -> tuple[list[_Piece], list[str]]:
             box = None if clip is None else np.array([clip.min, clip.max]) * INCH / DPI
             if box is not None and ((corners.max(0) < box[0]) | (corners.min(0) > box[1])).any():
                 return  # hidden completely
-            size, text = prop.get_size_in_points(), drawing[-1]
             glyphs = MathTextParser("path").parse(s, INCH, prop).glyphs if ismath else ()
             smallest = min((glyph[1] for glyph in glyphs), default=size)
             what = f"{_short(s)}{places.get(text, '')}"
@@ -153,7 +145,8 @@ def _pieces(figure: Figure) -> tuple[list[_Piece], list[str]]:
     missing = [chr(int(found[1])) for line in said if (found := re.match(r"Glyph (\d+)", line))]
     cure = "write other LABELS, or rename the values"
     problems = [f"its font lacks {' '.join(missing)}; {cure}"] if missing else []
-    return pieces, problems + [line for line in said if line.startswith(WITHOUT_SIZE)]
+    # By this, matplotlib warns that axes have no size.
+    return pieces, problems + [line for line in said if line.startswith("constrained_layout")]
 
 
 @contextmanager
@@ -163,7 +156,7 @@ def _recorded(figure: Figure, drawing: list[Text]) -> Iterator[None]:
     draw, dpi = Text.draw, figure.dpi
 
     def record(self: Text, renderer: Any) -> None:
-        """Draw a text, which is at the end of the list from then on."""
+
         drawing.append(self)
         effects = self.get_path_effects()
         self.set_path_effects([])
@@ -175,13 +168,6 @@ def _recorded(figure: Figure, drawing: list[Text]) -> Iterator[None]:
         yield
     finally:
         Text.draw, figure.dpi = draw, dpi  # type: ignore
-
-
-def _ink(s: str, prop: Any, ismath: bool) -> Path:
-    """The outlines, in points, of a line of text that begins at the origin."""
-    vertices, codes = text_to_path.get_text_path(prop, s, ismath=ismath)
-    scale = prop.get_size_in_points() / text_to_path.FONT_SCALE
-    return Path(np.reshape(vertices, (-1, 2)) * scale, codes)
 
 
 def _corners(ink: Path) -> NDArray[Any]:

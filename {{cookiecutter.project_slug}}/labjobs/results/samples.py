@@ -67,20 +67,18 @@ class Sample:
     @property
     def estimate(self) -> Estimate:
         """The mean over repeats, and over test examples where they are known."""
-        each, results = self.of_examples, self.of_repeats
-        if each is None:
-            return results
+        if self.of_examples is None:
+            return self.of_repeats
         alone = self.group is None and self.is_fraction
-        return intervals.with_examples(results, each, alone)
+        return intervals.with_examples(self.of_repeats, self.of_examples, alone)
 
     @cached_property
     def is_fraction(self) -> bool:
         """Whether the mean is a fraction of test examples: each result of one is 0 or 1, and either
         there are both or the metric is declared to lie between them."""
         each = set() if self.examples is None else {*np.unique(self.examples)}
-        return (
-            bool(each) and each <= {0.0, 1.0} and (len(each) == 2 or self.metric.within == (0, 1))
-        )
+        both = len(each) == 2 or (len(each) == 1 and self.metric.within == (0, 1))
+        return both and each <= {0.0, 1.0}
 
     @property
     def interval(self) -> Interval:
@@ -163,15 +161,11 @@ def differences(samples: Mapping[str, Sample], reference: str) -> dict[str, Diff
         for name, each in samples.items()
         if name != reference and each.is_shown and base.is_shown
     }
-    alone = {name: _p(samples[name], base, each.estimate) for name, each in found.items()}
+    alone = {}
+    for name, each in found.items():
+        better = samples[name] if base.metric.sign * each.estimate.mean > 0 else base
+        alone[name] = 1.0 if better.lost else each.estimate.p  # lost jobs count as the worst
     return {name: found[name]._replace(p=p) for name, p in intervals.holm(alone).items()}
-
-
-def _p(each: Sample, base: Sample, difference: Estimate) -> float:
-    """The probability of a difference. It is 1 if the better of the two has lost jobs, since these
-    count as the worst."""
-    better = each if each.metric.sign * difference.mean > 0 else base
-    return 1.0 if better.lost else difference.p
 
 
 def _difference(first: Sample, second: Sample) -> Difference:
@@ -185,20 +179,18 @@ def _difference(first: Sample, second: Sample) -> Difference:
         found = intervals.mean(values, log, max(one.shared, other.shared))
     else:  # with different seeds: Welch 1947, doi.org/10.2307/2332510
         one, other, n = first, second, min(len(first), len(second))
-        alone = one.of_repeats, other.of_repeats
-        parts = (*alone[0].parts, *alone[1].parts)
-        found = Estimate(alone[0].mean - alone[1].mean, parts, log)
+        mine, its = one.of_repeats, other.of_repeats
+        found = Estimate(mine.mean - its.mean, (*mine.parts, *its.parts), log)
     left_out = paired and leaves_out(first, second)
-    mine, its, of = one.of_examples, other.of_examples, (one, other)
-    if mine is None or its is None:
-        return Difference(found, paired, n, of, left_out)
-    both = one.which, other.which
-    if all(both) and len(both[0]) == len(both[1]) and all(map(np.array_equal, *both)):
-        found = intervals.with_examples(found, mine - its)
-        return Difference(found, paired, n, of, left_out)
-    apart = intervals.with_examples(intervals.with_examples(found, mine), its)
-    # Not the same examples, even if there are as many.
-    return Difference(apart, False, n, of, left_out)
+    if one.of_examples is not None and other.of_examples is not None:
+        both = one.which, other.which
+        if all(both) and len(both[0]) == len(both[1]) and all(map(np.array_equal, *both)):
+            found = intervals.with_examples(found, one.of_examples - other.of_examples)
+        else:  # not the same examples, even if there are as many
+            paired = False
+            found = intervals.with_examples(found, one.of_examples)
+            found = intervals.with_examples(found, other.of_examples)
+    return Difference(found, paired, n, (one, other), left_out)
 
 
 def means_apart(first: Sample, second: Sample) -> float:
@@ -215,8 +207,7 @@ def leaves_out(first: Sample, second: Sample) -> bool:
     return 0 < len(shared_repeats(first, second)) < max(len(first), len(second))
 
 
-SHARED = " Differences are over the repeats that both have."
-"""A sentence for captions, if some difference leaves out repeats."""
+SHARED = " Differences are over the repeats that both have."  # if some leave out repeats
 
 
 def shared_repeats(first: Sample, second: Sample) -> list[Any]:

@@ -34,15 +34,13 @@ Drawn = tuple[Figure, str]
 Numbers = NDArray[np.float64]
 
 BEST = 4  # one in how many trials is among the best, which figures highlight
+OUTER = 10  # one in how many trials, and at least four, are the outermost ones of a range
 PANELS = 12  # the largest number of settings that slices show
 COORDINATES = 8  # the largest number of settings with parallel coordinates
 MANY = 1000  # trials from which their marks are stored in a PDF as an image
 LONG = 100  # trials from which their axis is logarithmic
-
 MARGIN = 0.04  # the part of an axis that is left empty beyond either end of a range
 SLOT = 0.5  # the part of the distance between two choices that their trials take
-
-OUTER = 10  # one in how many trials, and at least four, are the outermost ones of a range
 
 PERMUTATIONS = 999
 ENOUGH = 8  # trials from which importances are estimated
@@ -95,9 +93,8 @@ class Search:
     @cached_property
     def words(self) -> dict[str, NDArray[Any]]:
         """What was drawn for each setting in each trial (N,), as text; None in trials without."""
-        flags = [option(name) for name in self.trials.attrs["settings"]]
-        columns = [map(as_text, self.trials[name]) for name in self.trials.attrs["settings"]]
-        rows = [dict(zip(flags, row, strict=True)) for row in zip(*columns, strict=True)]
+        words = self.trials[self.trials.attrs["settings"]].map(as_text).rename(columns=option)
+        rows: list[dict[Any, Any]] = words.to_dict("records")
         for row in rows:
             for its in self.ranges.values():
                 if not its.holds(row):
@@ -160,7 +157,7 @@ def searches(jobs: pd.DataFrame) -> list[Search]:
     ranges = {key: _ranges(json.loads(key)["ranges"], every) for key in keys.unique()}
     drawn = {name for its in ranges.values() for name in its}
     labels = groups.label(every, [name for name in _chosen(every) if name not in drawn])
-    named = list[tuple[str, int, Search]]()
+    ordered = list[tuple[str, int, Search]]()
     for key, alike in every.groupby(keys, sort=False):
         declared, its = json.loads(str(key)), ranges[str(key)]
         others = [name for name in _chosen(alike) if name not in its]
@@ -168,8 +165,8 @@ def searches(jobs: pd.DataFrame) -> list[Search]:
             line, label = declared.get("proposal", ""), labels[own.index[0]]
             name = ", ".join(filter(None, [line, str(label)])) or "search"
             search = Search(name, metric, declared, its, _trials(own, metric, cost), _means(own))
-            named.append((line, int(labels.cat.codes[own.index[0]]), search))
-    found = [search for *_, search in sorted(named, key=lambda each: each[:2])]
+            ordered.append((line, int(labels.cat.codes[own.index[0]]), search))
+    found = [search for *_, search in sorted(ordered, key=lambda each: each[:2])]
     if max(len(each.order) for each in found) < 2:
         line = "fewer than two trials of a search have trained to their end (without those that"
         raise NoResults(f"{line} halving has stopped); draw more in run.sh")
@@ -242,7 +239,7 @@ def slices(jobs: pd.DataFrame) -> Drawn:
         for each in own:
             _marks(ax, each, _along(each, name, known), looks[each.name])
         _set_range(ax, name, ranges, known)
-    cut = _limit(axes, every)
+    cut = figures.limit_to_trials(axes, np.hstack([each.results for each in every]), metric)
     figures.legend(fig)
     return fig, (
         f"{metric.title} by each setting that was drawn, of {_counted(every)}; {_marked(every)}."
@@ -272,12 +269,6 @@ def _marked(every: Sequence[Search]) -> str:
     left = sum(len(each.trials) - len(each.order) for each in every)
     unknown = f"; {counted(left, 'trial')} without a result not shown" if left else ""
     return f"the best quarter is filled{crosses}{unknown}"
-
-
-def _limit(axes: Sequence[Axes], every: Sequence[Search]) -> str:
-    """Set the limits of the axis of results. Return what the caption has to say about this."""
-    results = np.concatenate([each.results for each in every])
-    return figures.limit_to_trials(axes, results, every[0].metric)
 
 
 def _along(search: Search, name: str, known: Mapping[Any, int]) -> Numbers:
@@ -418,7 +409,7 @@ def best(jobs: pd.DataFrame) -> Drawn:
     if is_known:
         axes[1].set_xlabel(f"{cost} hours")
         axes[1].set_xlim(left=0)
-    cut = _limit(axes, every)
+    cut = figures.limit_to_trials(axes, np.hstack([each.results for each in every]), metric)
     figures.legend(fig)
     grows = any("proposal" in each.declared for each in every)
     ticks = " Ticks are the first trials of generations." * grows
@@ -450,10 +441,8 @@ def importance(jobs: pd.DataFrame) -> Drawn:
     found = {each: importances(each) for each in every if not each.selected}
     found = {each: own for each, own in found.items() if own}
     if not found:
-        why = max(each.selected for each in every)
-        raise NoResults(
-            f"importances need {ENOUGH} trials that are a sample{f': {why}' * bool(why)}"
-        )
+        why = max(f": {each.selected}" * bool(each.selected) for each in every)
+        raise NoResults(f"importances need {ENOUGH} trials that are a sample{why}")
     rows, small, rare = [style.setting(name) for name in names], list[str](), list[str]()
     label = "fraction of the variance of ranks explained"
     fig, axes = figures.panels([each.name for each in found], label, label, rows)
@@ -463,7 +452,9 @@ def importance(jobs: pd.DataFrame) -> Drawn:
         for name, (value, null, p) in own.items():
             row = names.index(name)
             small += [f"{style.setting(name)}{of}"] * (p >= samples.LEVEL)
-            _cloud(ax, row, null)
+            how: Any = {"orientation": "horizontal", "widths": 0.7, "showextrema": False}
+            bodies: Any = ax.violinplot(null, [row], **how)["bodies"]
+            bodies[0].set(color=GREY, alpha=0.3, linewidth=0)
             look: Any = SINGLE if p >= samples.LEVEL else {}
             ax.plot(value, row, "o", color=COLOURS[0], **look)
         set_rows(ax, rows)
@@ -476,14 +467,6 @@ def importance(jobs: pd.DataFrame) -> Drawn:
         f"results. Filled dots are above chance (5% level for all settings of a search together)."
         f"{chance}"
     )
-
-
-def _cloud(ax: Axes, row: int, values: Numbers) -> None:
-    """Draw the distribution of values along a row."""
-    how: Any = {"orientation": "horizontal", "widths": 0.7, "showextrema": False}
-    parts: Any = ax.violinplot(values, [row], **how)
-    for body in parts["bodies"]:
-        body.set(color=GREY, alpha=0.3, linewidth=0)
 
 
 def importances(search: Search) -> dict[str, tuple[float, Numbers, float]]:
@@ -520,10 +503,8 @@ def parallel(jobs: pd.DataFrame) -> Drawn:
     """Every trial of a search as a line through its settings and the rank of its result."""
     every = searches(jobs)
     names = _drawn(every, COORDINATES)
-    if len(every) > 1:
-        raise NoResults(
-            f"parallel coordinates are of one search, and there are {len(every)}; {CURE}"
-        )
+    if (count := len(every)) > 1:
+        raise NoResults(f"parallel coordinates are of one search, and there are {count}; {CURE}")
     (search,) = every
     fig, ax = figures.figure("full", 2.3)
     axes = {style.setting(name): _coordinate(search, name) for name in names}

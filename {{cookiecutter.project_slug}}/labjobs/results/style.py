@@ -1,11 +1,11 @@
 """How figures look: matplotlib's rcParams for a venue's text, colours that everyone can
-distinguish, and how settings and numbers are written.
-"""
+distinguish, and how settings and numbers are written."""
 
 import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from math import inf
 from typing import Any, NamedTuple
 
@@ -16,11 +16,8 @@ from labjobs.errors import require_known
 
 
 class Venue(NamedTuple):
-    """A venue's page in inches, and the text of its figures in points.
-
-    If a page has one column, it is as wide as the page. No figure is higher than `height`, if that
-    is known.
-    """
+    """A venue's page in inches, and the text of its figures in points. If a page has one column, it
+    is as wide as the page; no figure is higher than `height`, if that is known."""
 
     name: str
     column: float
@@ -107,16 +104,14 @@ LINES_AND_AXES: dict[str, Any] = {
     "ytick.major.size": 3,
     "lines.linewidth": 1.3,
     "lines.markersize": 4,
-    "image.cmap": "viridis",
     "savefig.dpi": 300,
     "pdf.fonttype": 42,
     "svg.hashsalt": "figure",
 }
 """In points; the rest are matplotlib's own defaults, whatever a matplotlibrc says."""
 
+# Distinguishable with any colour vision: Okabe and Ito's (jfly.uni-koeln.de/color) without yellow.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-"""Distinguishable with any colour vision: Okabe and Ito's (jfly.uni-koeln.de/color) without
-yellow."""
 GREY = "#666666"
 LINES: tuple[Any, ...] = (
     *("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5))),
@@ -135,11 +130,8 @@ class Look(NamedTuple):
     colour: str = COLOURS[0]
     line: Any = LINES[0]
     marker: str = MARKERS[0]
-    interval: bool = True
-    """Whether intervals are drawn: that of the best of several would be too good."""
-
-    joined: bool = True
-    """Whether its means are joined by a line: not if they differ in further settings."""
+    interval: bool = True  # whether they are drawn: that of the best of several would be too good
+    joined: bool = True  # whether means are joined: not if they differ in further settings
 
 
 PLAIN = Look()
@@ -148,20 +140,16 @@ PLAIN = Look()
 def looks(names: Iterable[Any], ordered: bool = False) -> dict[Any, Look]:
     """Return a look for each name, in their order. If the names are ordered, as numbers are, so is
     the lightness of their colours, and only neighbours have different lines."""
-    each = [*names]
-    colours: tuple[str, ...] = COLOURS
-    lines = LINES
+    each, colours, lines = [*names], [*COLOURS], LINES
     if ordered and len(each) > 2:
         from matplotlib import colormaps
         from matplotlib.colors import to_hex
 
         places = [0.8 * i / (len(each) - 1) for i in range(len(each))]  # beyond, it is too light
-        colours = tuple(to_hex(colormaps["viridis"](place)) for place in places)
+        colours = [to_hex(colormaps["viridis"](place)) for place in places]
         lines = LINES[:2]
-    return {
-        name: Look(colours[i % len(colours)], lines[i % len(lines)], MARKERS[i % len(MARKERS)])
-        for i, name in enumerate(each)
-    }
+    every = zip(each, cycle(colours), cycle(lines), cycle(MARKERS), strict=False)
+    return {name: Look(*how) for name, *how in every}
 
 
 def parameters(venue: Venue) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 
 from labjobs import files
-from labjobs.job.identity import DEFAULT
 from labjobs.results import text
 from labjobs.results.figure_files import latex, plain
 from labjobs.results.paper_tables import Cell, Table
@@ -21,24 +20,11 @@ from labjobs.results.style import Venue
 
 KINDS = ("tex", "caption.tex", "md", "csv", "json")  # the files of a table
 
-OF_ALL = ("results.tex", "jobs.csv")
-"""The files of all cells, for a paper's text, and of all jobs."""
-
-
-def of_script(name: str, script: str) -> str:
-    """Return the name of such a file for the jobs of a script: `results-analyse.tex`."""
-    stem, _, kind = name.partition(".")
-    return name if script == DEFAULT else f"{stem}-{script}.{kind}"
-
-
 HEAD = "% written by plot.py, and replaced by it"
-
-SPACE = 12  # points between two columns, in LaTeX's own documents
-
 PLUS_MINUS = r"\,$\pm$\,"
-
-LAST_LATIN = 0x24F
-"""The last character that LaTeX's usual fonts have, besides those that `latex` writes."""
+SPACE = 12  # points between two columns, in LaTeX's own documents
+LAST_LATIN = 0x24F  # the last character of LaTeX's usual fonts, besides those that `latex` writes
+TOTAL = "whole project"  # the name of the last row of a table that has one for all jobs
 
 
 def save(table: Table, stem: Path, caption: str, about: dict[str, Any], venue: Venue) -> list[str]:
@@ -100,9 +86,6 @@ def _tabular(table: Table) -> str:
         body.insert(-1, r"\midrule")
     lines += [r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
-
-
-TOTAL = "whole project"  # the name of the last row of a table that has one for all jobs
 
 
 def _line(cells: Iterable[str]) -> str:

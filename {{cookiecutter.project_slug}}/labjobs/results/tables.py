@@ -30,8 +30,7 @@ from labjobs.settings import FORK, LAST, as_plain, roles
 from labjobs.tracking import stored_jobs
 from labjobs.tracking.mlflow_store import experiment_name
 
-UNFINISHED = "unfinished"
-"""The attribute of a table of jobs with the rows of `unfinished`, for tables that count all."""
+UNFINISHED = "unfinished"  # the attribute of a table of jobs with the rows of `unfinished`
 
 
 class Rows(tuple[dict[Any, Any], ...]):
@@ -46,11 +45,8 @@ SEARCH = "search draw"
 """The column of a table of jobs that has the draw of a search that a job is, as JSON; empty if it
 is none. No setting can have a name with a space."""
 
-COSTS = ("gpu_hours", "cpu_hours")
-"""The metrics that jobs without results have too."""
-
-OWN = ("job_id", "run_id", "ended", "diverged")
-"""The columns of a table of jobs besides their settings, metrics and tags."""
+COSTS = ("gpu_hours", "cpu_hours")  # metrics that jobs without results have too
+OWN = ("job_id", "run_id", "ended", "diverged")  # columns besides settings, metrics and tags
 
 
 def jobs(
@@ -72,8 +68,7 @@ def jobs(
     is the device. The names of the settings are in `attrs["settings"]`, their roles in
     `attrs["roles"]`, those that do not count in all jobs in `attrs["nested"]`.
     Raises NoResults if no job has finished (with `diverged`, if none has diverged either),
-    ConnectionError if the store cannot be read.
-    """
+    ConnectionError if the store cannot be read."""
     every = [job for job in stored_jobs.jobs(experiment) if identity.TAG not in job["tags"]]
     with suppress(SettingsError):  # where there is no project
         if not kind and experiment == experiment_name():
@@ -93,8 +88,7 @@ def jobs(
             metrics = {name: metrics[name] for name in COSTS if name in metrics}
         own = {key: value for key, value in job.items() if key in OWN}
         own |= {"hardware": tags.get("device", "unknown"), DECLARED: tags.get("metrics", "{}")}
-        own[SEARCH] = _draw(tags)
-        rows.append(tags | metrics | own)
+        rows.append(tags | metrics | own | {SEARCH: _draw(tags)})
     table = pd.DataFrame(rows)
     table["stale"] = [bool(evidence.change) for _, evidence in chosen]
     table["unchecked"] = [evidence.unchecked for _, evidence in chosen]
@@ -113,8 +107,7 @@ def jobs(
 def joined(jobs: pd.DataFrame, inputs: pd.DataFrame) -> pd.DataFrame:
     """Return jobs that are derived from others with the settings of these, another table of jobs:
     `first_model` and so on in place of `first`, the id of a job. Figures then distinguish and
-    average them as any other settings. Raises NoResults if no setting is the id of such a job.
-    """
+    average them as any other settings. Raises NoResults if no setting is the id of such a job."""
     of_inputs = inputs.set_index("job_id")[inputs.attrs["settings"]]
     found, names, its_roles = jobs.copy(), {*jobs.attrs["settings"]}, dict(jobs.attrs["roles"])
     for name in jobs.attrs["settings"]:
@@ -174,10 +167,8 @@ def with_values(jobs: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def only(jobs: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the jobs that ONLY names.
-
-    Raises SettingsError for an unknown setting, NoResults if no finished job is left.
-    """
+    """Return the jobs that ONLY names. Raises SettingsError for an unknown setting, NoResults if no
+    finished job is left."""
     require_known(wanted, jobs.attrs["settings"], "ONLY in plot.py: the jobs have no setting {}")
     jobs = with_values(jobs, wanted)
     if jobs["diverged"].all():
@@ -199,8 +190,7 @@ def curves(jobs: pd.DataFrame, key: str, along: str = "step") -> pd.DataFrame:
     """Return the history of a metric in the finished jobs: settings, `job_id`, `step` (the
     optimizer step), `value`, and `at`, the place of the step on an axis of ALONG. If a step was
     logged twice, the last value counts. Raises NoResults where no job has the metric, or if it is
-    not known how many examples or tokens a step has.
-    """
+    not known how many examples or tokens a step has."""
     points = _points(jobs, key)
     require_known([along], ALONG, "ALONG in plot.py: no curves along {}")
     if along in ("epoch", "seconds"):
@@ -239,16 +229,13 @@ def times_to(jobs: pd.DataFrame, metric: Measured) -> pd.DataFrame:
     target (`reached`, NaN if it never did) and until the job's end (`lasted`; if it diverged, the
     end of the longest job). Jobs that continue a shorter job are left out, because their curves do
     not say when they first reached the target. Raises NoResults if none has reached it, or if some
-    have finished without values of the metric.
-    """
+    have finished without values of the metric."""
     jobs = jobs[~continuing(jobs)]
     seconds, values = (_points(jobs, key) for key in ("elapsed_seconds", metric.key))
     known = jobs["diverged"] | np.isin(np.arange(len(jobs)), values["row"])
     if not known.all():
-        without = few(jobs.loc[~known, "job_id"], 3)
-        raise NoResults(
-            f"{(~known).sum()} of {len(jobs)} jobs have no {metric} ({without}); {CURE}"
-        )
+        without = f"{metric} ({few(jobs.loc[~known, 'job_id'], 3)})"
+        raise NoResults(f"{(~known).sum()} of {len(jobs)} jobs have no {without}; {CURE}")
     target = metric.declared.target
     assert target is not None
     there = values[metric.sign * values["value"] >= metric.sign * target]
@@ -273,8 +260,7 @@ def _settings(
     """The values that jobs have of the settings of every job, converted back from the stored text
     if that works for all of them, and unless today's class of settings says that they are words."""
     # The neutral values of settings that some jobs are older than, and former names.
-    older: dict[str, Any] = {}
-    renamed: dict[str, str] = {}
+    older, renamed = dict[str, Any](), dict[str, str]()
     for job in sorted(every, key=lambda job: job["ended"]):  # the newest counts
         older |= json.loads(job["tags"].get("neutral", "{}"))
         renamed |= json.loads(job["tags"].get("former", "{}"))
@@ -285,8 +271,7 @@ def _settings(
 
     @cache
     def today(name: str) -> str:
-        """Return the present name of a setting that may have been renamed several times."""
-        for _ in renamed:
+        for _ in renamed:  # perhaps several times
             name = renamed.get(name, name)
         return name
 
@@ -296,8 +281,7 @@ def _settings(
         texts = [each.get(name, str(older.get(name))) for each in params]
         values = [stored_jobs.fresh_value(text) for text in texts]
         if name in words:
-            optional = words[name]
-            values = [None if text == "None" and optional else text for text in texts]
+            values = [None if text == "None" and words[name] else text for text in texts]
         elif any(isinstance(value, str) for value in values):
             values = [
                 v if isinstance(v, str) or (name not in each and v is None) else text
@@ -324,7 +308,6 @@ def _why_none(experiment: str, script: str, diverged: int) -> str:
 
 KEPT = ["run_id", "job_folder", "job_id", "data"]  # a job's columns that say what it has kept
 TRUE = ("label", "target", layout.GROUP)  # outputs that are known of an example, and no result
-
 MOST_CLASSES = 1000  # largest number of classes that a figure can show
 
 
@@ -334,8 +317,7 @@ def logged(jobs: pd.DataFrame, name: str, settings: Collection[str] = ()) -> pd.
     columns of the tables, which take precedence if names are the same.
 
     Raises NoResults if a job has logged no such table or it cannot be read, SettingsError for an
-    unknown setting.
-    """
+    unknown setting."""
     wanted = re.compile(rf"{layout.LOGGED}/{re.escape(name)}-(\d{{8,}})\.csv")
     found = []
     for job, about in _finished(jobs, settings):
@@ -367,16 +349,11 @@ def outputs(jobs: pd.DataFrame, *names: str, settings: Collection[str] = ()) -> 
     `np.stack(table["embedding"])` is (N, D).
 
     Raises NoResults if a job has not kept these outputs or they cannot be read, SettingsError for
-    an unknown setting.
-    """
+    an unknown setting."""
     found = []
     for job, columns in _finished(jobs, settings):
         with _kept(job, "outputs") as arrays:
-            own = [
-                name
-                for name in arrays
-                if name != layout.INDEX and not name.endswith(layout.LENGTHS)
-            ]
+            own = [n for n in arrays if n != layout.INDEX and not n.endswith(layout.LENGTHS)]
             for name in [*([layout.INDEX] if layout.INDEX in arrays else []), *(names or own)]:
                 values = arrays[name]
                 if name + layout.LENGTHS in arrays:  # examples of different lengths, in a row
@@ -440,10 +417,8 @@ def predictions(job: pd.DataFrame) -> Predictions:
     numbers = label.dtype.kind in "iub" and predicted.dtype.kind in "iub"
     count = int(max(label.max(initial=0), predicted.max(initial=0))) + 1 if numbers else 0
     if label.shape != predicted.shape or label.ndim != 1 or not 0 < count <= MOST_CLASSES:
-        raise NoResults(
-            f"{layout.PREDICTIONS} of the job {row['job_id']} does not have an integer class below "
-            f"{MOST_CLASSES} for each example"
-        )
+        where, wanted = f"{layout.PREDICTIONS} of the job {row['job_id']}", "an integer class below"
+        raise NoResults(f"{where} does not have {wanted} {MOST_CLASSES} for each example")
     return Predictions(label, predicted, classes(job, count))
 
 
@@ -471,8 +446,7 @@ def audits(jobs: pd.DataFrame) -> dict[str, str]:
     """Return what `jobs.py audit` found for jobs, `same` or `different`, by their ids; nothing for
     jobs that it has not run again, or whose folders are not on this machine."""
     each = zip(jobs["job_id"], jobs["job_folder"], strict=True)
-    found = {str(job): _audit(str(folder)) for job, folder in each}
-    return {job: status for job, status in found.items() if status}
+    return {str(job): status for job, folder in each if (status := _audit(str(folder)))}
 
 
 @cache

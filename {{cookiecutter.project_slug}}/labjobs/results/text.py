@@ -16,9 +16,7 @@ NAMED = 20  # largest number of columns or rows of an image that are named
 ROW_NAMES = 0.42  # fraction of a figure's width that the names of rows may take
 LINES = 6  # largest number of lines of a row's name
 
-IN_CELL: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": "small"}
-"""How a number is placed in its cell."""
-
+IN_CELL: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": "small"}  # a number
 MARGIN = 3  # points beside a text in its cell
 
 
@@ -65,10 +63,8 @@ def wrapped(text: str, points: float, size: float | str) -> str:
 
 
 def row_names(names: Sequence[str], inches: float) -> list[str]:
-    """Return the names of rows, in lines, for a figure that is this many inches wide.
-
-    Raises NoResults for names that take too many lines, or lines that are too long.
-    """
+    """Return the names of rows, in lines, for a figure that is this many inches wide. Raises
+    NoResults for names that take too many lines, or lines that are too long."""
     size, points = matplotlib.rcParams["ytick.labelsize"], ROW_NAMES * 72 * inches
     texts = [wrapped(name, points, size) for name in names]
     for lines in (text.split("\n") for text in texts):
