@@ -215,7 +215,8 @@ class Module:
         self.nodes = [node for s in self.statements for node in everywhere(s)]
 
     def _runs(self, statement: ast.stmt) -> bool:
-        """Whether a statement runs in a job; a condition counts only if it has no `else`."""
+        """Whether a statement runs in a job: `if __name__ == "__main__":` does in the entry, and
+        `if TYPE_CHECKING:` with nothing but imports does not; both are without `else`."""
         match statement:
             case ast.If(
                 ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")]), _, []
