@@ -1,6 +1,9 @@
 """Lists of what jobs have read, with random damage: none is believed, and none ends in a trace."""
 
+import fcntl
+import os
 import random
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,3 +101,17 @@ def test_what_has_the_same_stamp_is_the_same_file():
 )
 def test_what_is_data_in_the_project(tmp_path, name, is_data):
     assert bool(places_of(tmp_path).name(f"{PROJECT}/{name}")) == is_data
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+def test_a_folder_that_is_listed_by_its_descriptor_is_known(tmp_path, monkeypatch, system):
+    """Without /proc, on macOS, whose fcntl stands in here: shutil.rmtree lists folders so."""
+    folder = os.open(tmp_path, os.O_RDONLY)
+    if system == "darwin":
+        told = {(folder, 50, 1024): os.fsencode(tmp_path).ljust(1024, b"\0")}
+        monkeypatch.setattr(sys, "platform", system)
+        monkeypatch.setattr(os, "readlink", None)
+        monkeypatch.setattr(fcntl, "F_GETPATH", 50, raising=False)
+        monkeypatch.setattr(fcntl, "fcntl", lambda file, what, room: told[file, what, len(room)])
+    assert [*data_evidence._uses("os.scandir", (folder,))] == [(f"{tmp_path}/", data_evidence.READ)]
+    os.close(folder)

@@ -10,7 +10,6 @@ import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
 from types import CodeType, MappingProxyType
@@ -27,8 +26,6 @@ Piece = tuple[Module, ast.AST]
 
 WHOLE = "<file>"
 """Stands for all of a module, instead of one definition."""
-
-METRIC = "labjobs.settings.Metric"
 
 NO_CODE = {"labjobs", "runs"}
 """Folders of a project that have no code of its jobs, besides hidden ones."""
@@ -47,57 +44,6 @@ SOURCES = (
 
 MAKEFILES = {"GNUmakefile", "makefile", "Makefile"}
 SHELLS = {"sh", "bash", "dash", "ksh", "zsh", "make"}  # they run files whatever their names
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """The code that a job's results depend on.
-
-    Parts are named "models:ConvNet" (a definition), "models:MODELS[mlp]" (an entry of a registry),
-    "models:<module>" (what importing a module does), "models:<file>" (the text of a module that
-    counts as a whole), "file:kernels/a.cu", "input:1872aa178ea7" (the code of a job that this one
-    is derived from) and "labjobs.training.optim" (its results version, or a hash if it was edited).
-    """
-
-    digest: str
-    """SHA-256 over the scheme's number and the parts; followed by the names of the definitions that
-    the fingerprint was widened by."""
-
-    parts: Mapping[str, str]
-    """The hash of each part."""
-
-    advice: Sequence[str]
-    """A line for each module that counts as a whole, with the reason and where it stands."""
-
-    unread: Sequence[str]
-    """The parts that are files which cannot be read as Python."""
-
-    unseen: Mapping[str, str] = field(compare=False)
-    """Functions of libraries that read files without Python, and where the code uses them."""
-
-    lines: Mapping[str, Sequence[range]] = field(repr=False, compare=False)
-    """The lines of each module that are in a part, counted from 0."""
-
-    _reached: Mapping[str, "Part"] = field(repr=False, compare=False)
-    _widened: Callable[[tuple[str, ...]], "Fingerprint"] = field(repr=False, compare=False)
-
-    def source(self, part: str) -> str:
-        """Return the source text of a part; KeyError if the job has no such part."""
-        return self._reached[part].source()
-
-    def widened(self, also: Iterable[str]) -> "Fingerprint":
-        """Return the fingerprint of the same job with more definitions, such as "models:block", and
-        what these depend on; definitions that no longer exist are left out."""
-        names = tuple(sorted({*also, *self.digest.split()[1:]}))
-        return self._widened(names) if names else self
-
-    def why(self, part: str) -> str:
-        """Return the way by which a part was reached: "models:block <- models:ConvNet <-
-        run:main"."""
-        path = [part]
-        while path[-1] in self._reached and (by := self._reached[path[-1]].by) not in ("", *path):
-            path.append(by)
-        return " <- ".join(path)
 
 
 class Project:
@@ -125,7 +71,7 @@ class Project:
         also: tuple[str, ...] = (),
         inputs: Mapping[str, str] = MappingProxyType({}),
         without: Sequence[str] = (),
-    ) -> Fingerprint:
+    ) -> "Fingerprint":
         """Return the fingerprint of the job with these settings, as plain values by their names.
 
         They are all settings in its identity; settings that were added later have their neutral
@@ -139,7 +85,7 @@ class Project:
         words = [f"{name}={value}" for name, value in settings.items() if self._is_word(value)]
         key = (*asked, *sorted(words)), frozenset(settings), also, tuple(inputs.items()), *without
         if key not in self._known:
-            self._known[key] = self._find(settings, also, inputs, without)
+            self._known[key] = Fingerprint(self, settings, also, inputs, without)
         return self._known[key]
 
     def _is_word(self, value: object) -> bool:
@@ -148,35 +94,7 @@ class Project:
             return is_key or "." in value or bool(special_word(value))
         return isinstance(value, list | tuple) and bool(value)
 
-    def _find(
-        self,
-        settings: Mapping[str, Any],
-        also: tuple[str, ...],
-        inputs: Mapping[str, str],
-        without: Sequence[str],
-    ) -> Fingerprint:
-        closure = Closure(self, settings, without)
-        closure.find(also)
-        for job, code in inputs.items():
-            closure.put(f"input:{job}", code, partial("code {}".format, code), "")
-        parts = {
-            name: short(part.text.encode()) if ":" in name else part.text
-            for name, part in closure.parts.items()  # of the engine: a version, or already a hash
-        }
-        lines = sorted(f"{part} {found}" for part, found in parts.items())
-        text = "\n".join([f"scheme {SCHEME}", *lines])
-        return Fingerprint(
-            digest=" ".join([hashlib.sha256(text.encode()).hexdigest(), *also]),
-            parts=parts,
-            advice=tuple(closure.advice.values()),
-            unread=tuple(closure.unread),
-            unseen=closure.unseen,
-            lines=closure.lines,
-            _reached=closure.parts,
-            _widened=partial(self.fingerprint, settings, inputs=inputs),
-        )
-
-    def lacking(self, code: Fingerprint, ran: set[CodeType]) -> list[str]:
+    def lacking(self, code: "Fingerprint", ran: set[CodeType]) -> list[str]:
         """Return the definitions of the project that have run and that a fingerprint lacks."""
         found = set()
         for each in ran.copy():  # threads may add to it
@@ -258,12 +176,12 @@ class Project:
 
     def _direction(self, module: Module, node: ast.AST) -> ast.AST:
         """Return a metric's declaration with what decides which weights are kept: its direction."""
-        match node:
-            case ast.Call(func=kind, args=args, keywords=keywords):
-                if self.symbols.path_of(module, kind) == METRIC:
-                    better = [each for each in keywords if each.arg == "better"]
-                    return ast.copy_location(ast.Call(kind, args[:1], better), node)
-        return node
+        if not isinstance(node, ast.Call):
+            return node
+        if self.symbols.path_of(module, node.func) != "labjobs.settings.Metric":
+            return node
+        better = [each for each in node.keywords if each.arg == "better"]
+        return ast.copy_location(ast.Call(node.func, node.args[:1], better), node)
 
     def written(self, module: Module, node: ast.AST, settings: Mapping[str, Any]) -> Written:
         """Return the text of a node, reused from another job if its settings lead to the same
@@ -291,18 +209,26 @@ class Part(NamedTuple):
     by: str
 
 
-class Closure:
-    """The parts of the code that one job reaches.
+class Fingerprint:
+    """The code that a job's results depend on, as `Project.fingerprint` finds it.
 
-    `lines` has the lines of each module that are in a part, counted from 0.
+    Parts are named "models:ConvNet" (a definition), "models:MODELS[mlp]" (an entry of a registry),
+    "models:<module>" (what importing a module does), "models:<file>" (the text of a module that
+    counts as a whole), "file:kernels/a.cu", "input:1872aa178ea7" (the code of a job that this one
+    is derived from) and "labjobs.training.optim" (its results version, or a hash if it was edited).
     """
 
     def __init__(
-        self, project: Project, settings: Mapping[str, Any], without: Sequence[str] = ()
+        self,
+        project: Project,
+        settings: Mapping[str, Any],
+        also: tuple[str, ...],
+        inputs: Mapping[str, str],
+        without: Sequence[str],
     ) -> None:
         self._project, self._symbols, self._without = project, project.symbols, without
         self._registries, self._folder = project.code.registries, project.symbols.folder
-        self._settings = settings
+        self._settings, self._inputs = settings, inputs
         self._words = {word for value in settings.values() for word in _words(value)}
         self._entered: set[str] = set()
         self._imports: defaultdict[str, set[str]] = defaultdict(set)  # modules, by their importer
@@ -311,12 +237,61 @@ class Closure:
         self._engine: dict[str, str] = {}
         self._asked: dict[Name, tuple[str, set[Key]]] = {}
         self._waiting: deque[tuple[Use, str]] = deque()
-        self.parts: dict[str, Part] = {}
-        self.advice: dict[str, str] = {}
+        self._reached: dict[str, Part] = {}
+        self._advice: dict[str, str] = {}  # for each module that counts as a whole
         self.unread: list[str] = []
+        """The parts that are files which cannot be read as Python."""
         self.lines: dict[str, list[range]] = {}
+        """The lines of each module that are in a part, counted from 0."""
+        self._find(also)
+        for job, code in inputs.items():
+            self._put(f"input:{job}", code, partial("code {}".format, code), "")
+        self.parts = {
+            name: short(part.text.encode()) if ":" in name else part.text
+            for name, part in self._reached.items()  # of the engine: a version, or already a hash
+        }
+        """The hash of each part."""
+        lines = sorted(f"{part} {found}" for part, found in self.parts.items())
+        text = "\n".join([f"scheme {SCHEME}", *lines])
+        self.digest = " ".join([hashlib.sha256(text.encode()).hexdigest(), *also])
+        """SHA-256 over the scheme's number and the parts; followed by the names of the definitions
+        that the fingerprint was widened by."""
 
-    def find(self, also: Sequence[str]) -> None:
+    @property
+    def advice(self) -> Sequence[str]:
+        """A line for each module that counts as a whole, with the reason and where it stands."""
+        return [*self._advice.values()]
+
+    @cached_property
+    def unseen(self) -> dict[str, str]:
+        """Functions of libraries that read files without Python, and where the code uses them, in
+        modules that the job imports; others count only since it cannot be known what is used."""
+        imported, further = set[str](), {"", self._symbols.entry}
+        while further:
+            imported |= further
+            further = {each for name in further for each in self._imports[name]} - imported
+        every = [use for use, module in self._unseen if module in imported]
+        return {use.name: use.why for use in reversed(every)}
+
+    def source(self, part: str) -> str:
+        """Return the source text of a part; KeyError if the job has no such part."""
+        return self._reached[part].source()
+
+    def widened(self, also: Iterable[str]) -> "Fingerprint":
+        """Return the fingerprint of the same job with more definitions, such as "models:block", and
+        what these depend on; definitions that no longer exist are left out."""
+        names = tuple(sorted({*also, *self.digest.split()[1:]}))
+        return self._project.fingerprint(self._settings, names, self._inputs) if names else self
+
+    def why(self, part: str) -> str:
+        """Return the way by which a part was reached: "models:block <- models:ConvNet <-
+        run:main"."""
+        path = [part]
+        while path[-1] in self._reached and (by := self._reached[path[-1]].by) not in ("", *path):
+            path.append(by)
+        return " <- ".join(path)
+
+    def _find(self, also: Sequence[str]) -> None:
         """Reach everything, beginning with what importing the entry does, and `also` these."""
         for word in filter(special_word, sorted(self._words)):
             self._take_everything("", f"a setting is {word!r}")
@@ -330,8 +305,8 @@ class Closure:
             elif module and definition in module.definitions:
                 self._reach(Use("definition", name, definition), "")
         before = -1
-        while self._waiting or len(self.parts) > before:
-            before = len(self.parts)
+        while self._waiting or len(self._reached) > before:
+            before = len(self._reached)
             while self._waiting:
                 self._follow(*self._waiting.popleft())
             # what these take depends on all code that was reached before
@@ -340,19 +315,19 @@ class Closure:
         engine = self._project.engine
         for path, evidence in engine.reached(set(self._engine)).items():
             users = [by for used, by in self._engine.items() if used.startswith(f"{path}.")]
-            self.put(path, evidence, partial(engine.source, path), (users or [""])[0])
+            self._put(path, evidence, partial(engine.source, path), (users or [""])[0])
 
-    def put(self, part: str, text: str, source: Callable[[], str], by: str) -> None:
+    def _put(self, part: str, text: str, source: Callable[[], str], by: str) -> None:
         """Take a part with a text, unless it was taken before."""
-        self.parts.setdefault(part, Part(text, source, by))
+        self._reached.setdefault(part, Part(text, source, by))
 
     def _take(self, part: str, pieces: Sequence[Piece], by: str) -> None:
         """Take a part that stands in some places, and note what it uses."""
-        if part in self.parts or part in self._without:
+        if part in self._reached or part in self._without:
             return
         written = [self._project.written(*piece, self._settings) for piece in pieces]
         text = "\n".join(each.text for each in written)
-        self.put(part, text, lambda: "\n".join(m.segment(node) for m, node in pieces), by)
+        self._put(part, text, lambda: "\n".join(m.segment(node) for m, node in pieces), by)
         for each, (module, node) in zip(written, pieces, strict=True):
             self._words |= each.words
             self._waiting.extend((use, part) for use in each.uses)
@@ -375,17 +350,6 @@ class Closure:
             case "unseen":
                 self._unseen.append((use, module))
 
-    @property
-    def unseen(self) -> dict[str, str]:
-        """What reads files that Python does not open, and where, in modules that the job imports;
-        others count only since it cannot be known what is used."""
-        imported, further = set[str](), {"", self._symbols.entry}
-        while further:
-            imported |= further
-            further = {each for name in further for each in self._imports[name]} - imported
-        every = [use for use, module in self._unseen if module in imported]
-        return {use.name: use.why for use in reversed(every)}
-
     # Modules
 
     def _import(self, name: str, by: str) -> None:
@@ -399,12 +363,12 @@ class Closure:
         self._entered.add(name)
         if name not in self._symbols:
             if self._symbols.is_folder(name):
-                self.put(f"file:{name.replace('.', '/')}/", "a folder", str, by)
+                self._put(f"file:{name.replace('.', '/')}/", "a folder", str, by)
             return
         module = self._symbols.get(name)
         if module is None:
             path = self._symbols.path(name)
-            self.advice[name] = f"{path} cannot be read as Python: any change of the file counts"
+            self._advice[name] = f"{path} cannot be read as Python: any change of the file counts"
             self.unread.append(f"{name}:{WHOLE}")
             self._put_file(self.unread[-1], self._folder / path, by)
             self.lines[name] = [EVERY_LINE]
@@ -438,14 +402,14 @@ class Closure:
     def _take_whole(self, name: str, by: str, why: str) -> None:
         """Take the text of a module and all that it uses, if it cannot be known what is used."""
         module, part = self._symbols.get(name), f"{name}:{WHOLE}"
-        if name not in self._symbols or part in self.parts:
+        if name not in self._symbols or part in self._reached:
             return
         self._put_file(part, self._folder / self._symbols.path(name), by)
         self._import(name, by)
         self.lines.setdefault(name, []).append(EVERY_LINE)
         for inner in (each for each in self._project.modules if each.startswith(f"{name}.")):
             self._take_whole(inner, part, why)
-        self.advice.setdefault(name, f"{self._symbols.path(name)} counts as a whole: {why}")
+        self._advice.setdefault(name, f"{self._symbols.path(name)} counts as a whole: {why}")
         if module is None:
             return
         for statement in module.statements:
@@ -482,7 +446,7 @@ class Closure:
         asked.add(key)
         if key == ALL:
             keys = "\n".join(entry.key for entry in self._registries.entries[name])
-            self.put(f"{part}[*]", keys, lambda: keys, by)
+            self._put(f"{part}[*]", keys, lambda: keys, by)
 
     def _take_entries(self) -> None:
         """Take the entries of registries that have been asked for so far."""
@@ -538,7 +502,7 @@ class Closure:
         return found
 
     def _put_file(self, part: str, file: Path, by: str) -> None:
-        self.put(part, short(_bytes(file)), lambda: _bytes(file).decode(errors="replace"), by)
+        self._put(part, short(_bytes(file)), lambda: _bytes(file).decode(errors="replace"), by)
 
 
 def _is_source(name: str) -> bool:

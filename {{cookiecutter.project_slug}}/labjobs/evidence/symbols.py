@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labjobs import sources
-from labjobs.evidence.understood import is_library, parents
+from labjobs.evidence.understood import LIBRARIES, parents
 
 ENGINE = "labjobs"
 UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
@@ -129,27 +129,6 @@ def extent(node: ast.AST) -> tuple[int, int]:
     return first - 1, node.end_lineno  # type: ignore[attr-defined]
 
 
-def _is_for_script(statement: ast.stmt) -> bool:
-    """Whether a statement is `if __name__ == "__main__":`, without `else`."""
-    match statement:
-        case ast.If(
-            test=ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")]),
-            orelse=[],
-        ):
-            return True
-    return False
-
-
-def _is_for_types(statement: ast.stmt) -> bool:
-    """Whether a statement is `if TYPE_CHECKING:`, with imports and nothing else."""
-    return (
-        isinstance(statement, ast.If)
-        and tail(statement.test) == FOR_TYPES
-        and not statement.orelse
-        and all(isinstance(inner, ast.Import | ast.ImportFrom) for inner in statement.body)
-    )
-
-
 def does_nothing(statement: ast.stmt) -> bool:
     """Return whether a statement is `pass`, a docstring or another constant."""
     return isinstance(statement, ast.Pass) or (
@@ -236,10 +215,16 @@ class Module:
         self.nodes = [node for s in self.statements for node in everywhere(s)]
 
     def _runs(self, statement: ast.stmt) -> bool:
-        """Whether a statement runs in a job."""
-        if _is_for_script(statement):
-            return self._is_entry
-        return self._has_own_flag or not _is_for_types(statement)
+        """Whether a statement runs in a job: `if __name__ == "__main__":` does in the entry, and
+        `if TYPE_CHECKING:` with nothing but imports does not; both are without `else`."""
+        match statement:
+            case ast.If(
+                ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")]), _, []
+            ):
+                return self._is_entry
+            case ast.If(test, body, []) if tail(test) == FOR_TYPES and not self._has_own_flag:
+                return not all(isinstance(inner, ast.Import | ast.ImportFrom) for inner in body)
+        return True
 
     def alias(self, name: str, bound: Iterable[ast.AST]) -> Alias | None:
         """Return what a name refers to, if nodes bind it only by imports of the same thing."""
@@ -275,10 +260,6 @@ class Module:
             for node in reversed(self.nodes)
             if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
         ]
-
-    def has_star_within(self, star: str) -> bool:
-        """Return whether `from star import *` stands within another statement, such as `try`."""
-        return not any(f"{star}.*" in self.modules_of(statement) for statement in self.statements)
 
     @cached_property
     def imports(self) -> list[tuple[str, int]]:
@@ -334,7 +315,7 @@ class Symbols:
         self.file = cache(self._find)  # of a module, or the folder of a package without __init__.py
         self.get = cache(self._read)  # a module; None if there is none, or if it cannot be read
         self.scope = cache(Scope)  # of a function, class or comprehension, within another scope
-        self._known = {*sources.declared(folder, "known-libraries")}
+        self._known = LIBRARIES.union(sources.declared(folder, "known-libraries"))
 
     def __contains__(self, name: str) -> bool:
         """Whether there is such a module, readable or not."""
@@ -378,9 +359,9 @@ class Symbols:
         return is_possible and not self.is_hidden(name) and self.folder.joinpath(*parts).is_dir()
 
     def is_library(self, name: str) -> bool:
-        """Return whether a module outside of the project is one of a library that is known, by the
-        engine or by what pyproject.toml says."""
-        return is_library(name) or name.partition(".")[0] in self._known
+        """Return whether a module outside of the project is one of a library that is understood, or
+        that pyproject.toml declares."""
+        return name.partition(".")[0] in self._known
 
     def is_unknown(self, name: str) -> bool:
         """Return whether a module is neither the project's nor one of a library that is known."""
@@ -435,7 +416,8 @@ class Symbols:
         own = {*module.definitions, *module.aliases}
         is_double = not all(name.startswith("_") for name in names & own)
         is_open = not {"*", "__all__"}.isdisjoint(names | mentioned)
-        return is_double or is_open or module.has_star_within(star)
+        is_outermost = any(f"{star}.*" in module.modules_of(each) for each in module.statements)
+        return is_double or is_open or not is_outermost
 
     def resolve(self, module: Module, chain: Sequence[str]) -> Target:
         """Return what a chain of names refers to at the top level of a module."""

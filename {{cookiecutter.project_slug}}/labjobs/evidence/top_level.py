@@ -115,12 +115,12 @@ class Registries:
         """Return the registry to which a function such as `register` adds, and does no more."""
         found = self._symbols.definition(module, function)
         match found[0].definitions[found[1]] if found else []:
-            case [ast.FunctionDef(args=ast.arguments(args=[ast.arg(key)]), body=body) as outer]:
+            case [ast.FunctionDef(_, ast.arguments(args=[ast.arg(key)]), body, [])]:
                 body = [statement for statement in body if not does_nothing(statement)]
             case _:
                 return None
         match body:
-            case [ast.FunctionDef(add, ast.arguments(args=[ast.arg(new)]), body=body) as inner,
+            case [ast.FunctionDef(add, ast.arguments(args=[ast.arg(new)]), body, []),
                   ast.Return(ast.Name(returned))] if returned == add:  # fmt: skip
                 body = [statement for statement in body if not does_nothing(statement)]
             case _:
@@ -128,11 +128,9 @@ class Registries:
         match body:
             case [ast.Assign([ast.Subscript(owner, ast.Name(under))], ast.Name(value)),
                   ast.Return(ast.Name(returned))]:  # fmt: skip
-                registry = self._symbols.definition(found[0], owner) if found else None
-                same = (under, value, returned) == (key, new, new) and key != new
-                plain = not outer.decorator_list and not inner.decorator_list
-                local = tail(owner) in (key, new, add)
-                if registry and same and plain and not local:
+                is_plain = (under, value, returned) == (key, new, new) and key != new
+                registry = self._symbols.definition(found[0], owner) if found and is_plain else None
+                if registry and tail(owner) not in (key, new, add):
                     name = registry[0].name, registry[1]
                     return name if name in self.entries else None
         return None

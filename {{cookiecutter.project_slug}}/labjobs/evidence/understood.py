@@ -151,8 +151,3 @@ def reads_unseen(path: str) -> bool:
     """Return whether a dotted path names what reads files that Python has not opened, or a module
     with such functions, used as a value. Classes may be values: they are named as types."""
     return not READ_UNSEEN.isdisjoint(parents(path)) or (path in HAVE_UNSEEN and path.islower())
-
-
-def is_library(module: str) -> bool:
-    """Return whether a module outside of the project is one of those that are understood."""
-    return module.partition(".")[0] in LIBRARIES

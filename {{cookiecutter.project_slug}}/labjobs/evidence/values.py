@@ -79,6 +79,9 @@ ALL, ENGINES = Key("all"), Key("engine")
 Keys = frozenset[Key] | None
 """What a value can be; None: nobody knows."""
 
+Rules = Mapping[str | None, ast.expr]
+"""The arguments by name with which a setting is declared."""
+
 JOB, SETTINGS = frozenset([Key("job")]), frozenset([Key("settings")])
 
 
@@ -109,11 +112,14 @@ class Values:
         self.settings = self._with_bases(self._named(symbols.get(symbols.entry)))
         self.looks_at_fields = "fields" in self._mentioned
         declared = [*self._declared()]
-        self._fields = {each.name: each.is_plain for each in declared}
-        self.types = {each.name: each.types for each in declared}
-        replaced = {getattr(each.rules.get("replaces"), "value", "") for each in declared}
-        nested = (each for each in declared if "when" in each.rules or each.name in replaced)
-        self.nested = {each.name: each.default for each in nested}
+        self._fields = {name: is_plain for name, _, _, is_plain in declared}
+        self.types = {name: _types(field, rules) for name, field, rules, _ in declared}
+        replaced = {getattr(rules.get("replaces"), "value", "") for _, _, rules, _ in declared}
+        self.nested = {
+            name: _default(field, rules)
+            for name, field, rules, _ in declared
+            if "when" in rules or name in replaced
+        }
         tests = (n.test for m in modules for n in m.nodes if isinstance(n, ast.If | ast.IfExp))
         asked = {tail(node) for test in tests for node in everywhere(test)}
         self.conditions = sorted(asked & self._fields.keys())
@@ -236,14 +242,16 @@ class Values:
         bases = [tail(base) for base in node.bases] if node else []
         return [*(n for b in bases if b not in names for n in self._with_bases(b, names)), name]
 
-    def _declared(self) -> Iterator["Declared"]:
-        """Yield the settings as their class declares them."""
+    def _declared(self) -> Iterator[tuple[str, ast.AnnAssign, Rules, bool]]:
+        """Yield the settings: their names, the statements that declare them, the arguments there,
+        and whether a condition can be evaluated on their values."""
         known = [self._classes[name] for name in self.settings if name in self._classes]
         are_plain = len(known) == len(self.settings) and all(map(self._is_plain, known))
         for field in (field for node in known for field in node.body):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 words = {tail(inner) for inner in ast.walk(field.annotation)} - {""}
-                yield Declared.read(field, are_plain and words <= PLAIN)
+                rules = {each.arg: each.value for each in getattr(field.value, "keywords", [])}
+                yield field.target.id, field, rules, are_plain and words <= PLAIN
 
     def _is_plain(self, settings: ast.ClassDef) -> bool:
         """Whether settings are as they were made: frozen, without ways around that."""
@@ -518,34 +526,21 @@ def _asks_class(node: ast.ClassDef) -> bool:
     return False
 
 
-def _types(annotation: ast.AST) -> str:
-    """What kinds of values a setting can have: `str` for Literal["a", "b"] too. That it can be None
-    as well changes no other value."""
-    parts = [node for node in ast.walk(annotation) if tail(node) or isinstance(node, ast.Constant)]
+def _types(field: ast.AnnAssign, rules: Rules) -> str:
+    """What kinds of values a setting can have: `str` for Literal["a", "b"] too; and its neutral
+    value, if it was added later. That it can be None as well changes no other value."""
+    nodes = ast.walk(field.annotation)
+    parts = [node for node in nodes if tail(node) or isinstance(node, ast.Constant)]
     found = {tail(node) or type(getattr(node, "value", None)).__name__ for node in parts}
-    return " ".join(sorted(found - {"Literal", "None", "NoneType", "Optional", "Union"}))
+    types = " ".join(sorted(found - {"Literal", "None", "NoneType", "Optional", "Union"}))
+    return f"{types} {ast.unparse(rules['neutral'])}" if "neutral" in rules else types
 
 
-class Declared(NamedTuple):
-    """A setting as its class declares it: its types, with its neutral value if it was added later,
-    its default, as written, the other arguments of its declaration, and whether a condition can be
-    evaluated on its values."""
-
-    name: str
-    types: str
-    default: str
-    rules: Mapping[str | None, ast.expr]
-    is_plain: bool
-
-    @classmethod
-    def read(cls, field: ast.AnnAssign, is_plain: bool) -> "Declared":
-        """Return what the statement of a field declares."""
-        rules = {word.arg: word.value for word in getattr(field.value, "keywords", [])}
-        given = field.value.args[:1] if isinstance(field.value, ast.Call) else [field.value]
-        default = given[0] if given else rules.get("default")
-        neutral = f" {ast.unparse(rules['neutral'])}" if "neutral" in rules else ""
-        types, written = _types(field.annotation), ast.unparse(default) if default else ""
-        return cls(tail(field.target), f"{types}{neutral}", written, rules, is_plain)
+def _default(field: ast.AnnAssign, rules: Rules) -> str:
+    """The default of a setting, as it is written."""
+    given = field.value.args[:1] if isinstance(field.value, ast.Call) else [field.value]
+    default = given[0] if given else rules.get("default")
+    return ast.unparse(default) if default else ""
 
 
 # Conditions on settings, decided for one job

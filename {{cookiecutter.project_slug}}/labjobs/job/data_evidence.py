@@ -14,6 +14,7 @@ When the attempt ends, it stores the digest of the list of these files, which it
 jobs that have read the same files: `.data/<digest>.jsonl` in the folder of runs.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -304,10 +305,17 @@ def _absolute(path: str) -> str:
     return os.path.abspath(path)
 
 
+def _path_of(folder: int) -> str | bytes:
+    """The path of an open folder; macOS has no /proc (Apple's fcntl(2), F_GETPATH)."""
+    if sys.platform == "darwin":
+        return fcntl.fcntl(folder, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")
+    return os.readlink(f"/proc/self/fd/{folder}")
+
+
 def _use(event: str, args: tuple[Any, ...]) -> Use:
     given = args[1] if event in MOVED else "." if args[0] is None else args[0]
-    if event in LISTED and isinstance(given, int):
-        given = os.readlink(f"/proc/self/fd/{given}")
+    if event in LISTED and isinstance(given, int):  # as shutil.rmtree does
+        given = _path_of(given)
     named = os.fsdecode(given)
     if event == CONNECTED and named.startswith("file:"):  # sqlite.org/uri.html
         named = unquote(named.removeprefix("file:").removeprefix("//").partition("?")[0])
