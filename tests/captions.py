@@ -793,10 +793,7 @@ SENTENCES: list[tuple[str, Test]] = [
         _reached,
     ),
     (r" (\d+) of (\d+) jobs have reached it\.", Caption.have_reached),
-    (
-        r" Test intervals are over (.+?)\.(?= |$)",
-        Caption.over,
-    ),
+    (r" Test intervals are over (.+?)\.(?= |$)", Caption.over),
     (r" Differences are over the repeats that both have\.", Caption.leaves_out),
     (r" No finite test [\w-]+, which counts as the worst: (.+?)\.(?= |$)", Caption.untested),
     (

@@ -110,10 +110,7 @@ MISTAKES = {
         *(TWICE, DATA, "time.time_ns()"),
     ),
     "random numbers in a dataset": Mistake(
-        (
-            (DATA, "def digits(", NOISY),
-            (DATA, "TensorDataset(images, ", "Noisy(images, "),
-        ),
+        ((DATA, "def digits(", NOISY), (DATA, "TensorDataset(images, ", "Noisy(images, ")),
         *(TWICE, DATA, "def __getitem__(self, index"),
     ),
     "item": Mistake(in_steps("total = loss.item()"), WAITS, RUN, "total = loss.item()"),

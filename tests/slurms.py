@@ -142,12 +142,7 @@ class Cluster(Batch):
     """A Slurm of one machine, or of several that reach this one at an `address`."""
 
     def __init__(
-        self,
-        folder: Path,
-        gpus: int,
-        largest_array: int,
-        machines: Sequence[Machine],
-        address: str,
+        self, folder: Path, gpus: int, largest_array: int, machines: Sequence[Machine], address: str
     ) -> None:
         super().__init__(folder, {"SLURM_CONF": str(folder / "slurm.conf")})
         host = platform.node().split(".")[0]
@@ -265,10 +260,7 @@ class Cluster(Batch):
 
 @contextmanager
 def slurm(
-    gpus: int,
-    largest_array: int,
-    machines: Sequence[Machine] = (),
-    address: str = HERE,
+    gpus: int, largest_array: int, machines: Sequence[Machine] = (), address: str = HERE
 ) -> Iterator[Cluster]:
     install()
     with TemporaryDirectory() as folder:

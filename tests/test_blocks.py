@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Literal
 
 import blocks
 import pytest
-from edits import add_analysis
 from faults import succeeded
 from labjobs import settings as declared
 from labjobs.cli import flags
@@ -27,6 +26,7 @@ from labjobs.job.runtime import Runtime
 from labjobs.results import plotting
 from labjobs.sweeps import options
 from repository import REPOSITORY
+from test_recipes import add_analysis
 
 BLOCKS = [*blocks.blocks()]
 ACTIONS = {"--help", "--like", "--force", "--continue-anyway", "--check", "--scratch"}

@@ -12,10 +12,7 @@ LIKE_OTHERS = ("mask", "NumPy in forward", "evaluation draws random numbers afte
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *some([name for name in MISTAKES if name not in LIKE_OTHERS], "item"),
-        *chosen(LIKE_OTHERS),
-    ],
+    [*some([name for name in MISTAKES if name not in LIKE_OTHERS], "item"), *chosen(LIKE_OTHERS)],
 )
 def test_a_mistake_is_found_with_its_line(of_example, tmp_path, name):
     mistake = MISTAKES[name]

@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from faults import (
-    assert_as_undisturbed,
-    assert_nothing_torn,
-    ended,
-    kill,
-    succeeded,
-    wait_until,
-)
+from faults import assert_as_undisturbed, assert_nothing_torn, ended, kill, succeeded, wait_until
 
 pytestmark = pytest.mark.full
 

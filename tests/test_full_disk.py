@@ -9,13 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from faults import (
-    assert_as_undisturbed,
-    assert_nothing_torn,
-    attempt_in,
-    job_of,
-    one_line,
-)
+from faults import assert_as_undisturbed, assert_nothing_torn, attempt_in, job_of, one_line
 from labjobs.job.journal import Journal
 
 pytestmark = pytest.mark.full

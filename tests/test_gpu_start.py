@@ -12,10 +12,7 @@ from sweeps import NVIDIA_SMI, write_grid
 
 pytestmark = [needs_stand_in, pytest.mark.full]
 
-JOBS = {
-    "default": (),
-    "profiled": ("--profile", "3", "--precision", "bf16"),
-}
+JOBS = {"default": (), "profiled": ("--profile", "3", "--precision", "bf16")}
 """The flags of jobs that ask different things of a GPU."""
 
 

@@ -10,16 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from faults import (
-    OFTEN,
-    Project,
-    assert_as_undisturbed,
-    ended,
-    kill,
-    silent,
-    succeeded,
-    wait_until,
-)
+from faults import OFTEN, Project, assert_as_undisturbed, ended, kill, silent, succeeded, wait_until
 from slurms import listed
 from sweeps import make_gpus, write_grid, write_lines
 from workstations import FAKETIME, Workstation, workstations

@@ -55,10 +55,7 @@ class Left:
         self.job = project.finish(*flags)
 
 
-@pytest.fixture(
-    scope="module",
-    params=chosen(CASES, "one-step intervals"),
-)
+@pytest.fixture(scope="module", params=chosen(CASES, "one-step intervals"))
 def left_alone(request, project, tmp_path_factory):
     flags, seconds = CASES[request.param]
     own = project.copy(tmp_path_factory.mktemp("left") / "project")

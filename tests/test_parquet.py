@@ -9,16 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from faults import (
-    Curves,
-    Project,
-    curves,
-    ended,
-    job_of,
-    one_line,
-    succeeded,
-    wait_until,
-)
+from faults import Curves, Project, curves, ended, job_of, one_line, succeeded, wait_until
 
 LONG = ("--epochs", "150", "--log-every", "1", "--quiet")
 SHORT = ("--epochs", "1", "--quiet")

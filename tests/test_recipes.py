@@ -21,6 +21,15 @@ def blocks(heading: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", rest.partition("\n## ")[0], re.DOTALL)
 
 
+def add_analysis(project: Project) -> None:
+    """Add the script of the recipe, its settings, and the one that draws its figure."""
+    settings, script, figure = blocks("A script of your own")
+    project.edit("settings.py", "import Metric,", "import JobId, Metric,")
+    project.edit("settings.py", "@dataclass(", f"{settings}\n\n@dataclass(")
+    (project.root / "analyse.py").write_text(script)
+    (project.root / "plot_analyses.py").write_text(figure)
+
+
 def indented(block: str) -> str:
     return "".join(f"    {line}" if line.strip() else line for line in block.splitlines(True))
 
@@ -380,12 +389,7 @@ def test_others_pass_a_projects_own_checks(fresh):
     head = f'def background({given}) -> None:\n    """B."""\n    for _ in job.epochs():\n'
     parts.append(f"{head}{indented(indented(background))}")
     (fresh.root / "recipes.py").write_text(MODULE + "\n\n".join(parts))
-    settings, script, figures = blocks("A script of your own")
-    path = fresh.root / "settings.py"
-    text = path.read_text().replace("import Metric,", "import JobId, Metric,")
-    path.write_text(f"{text}\n\n{settings}")
-    (fresh.root / "analyse.py").write_text(script)
-    (fresh.root / "plot_analyses.py").write_text(figures)
+    add_analysis(fresh)
     check("ruff format", fresh.root)
     check("ruff check --ignore E402,RUF059", fresh.root)
     check("mypy", fresh.root)

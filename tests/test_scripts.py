@@ -3,10 +3,10 @@
 import re
 
 import pytest
-from edits import add_analysis
 from faults import Project, job_of, one_line, silent, succeeded
 from sweeps import write_grid, write_lines
 from test_changed_data import image
+from test_recipes import add_analysis
 
 pytestmark = pytest.mark.full
 

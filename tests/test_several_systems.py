@@ -12,16 +12,7 @@ from pathlib import Path
 
 import pytest
 from batch_stand_ins import stand_in
-from faults import (
-    OFTEN,
-    Project,
-    assert_as_undisturbed,
-    ended,
-    kill,
-    silent,
-    succeeded,
-    wait_until,
-)
+from faults import OFTEN, Project, assert_as_undisturbed, ended, kill, silent, succeeded, wait_until
 from gridengines import grid_engine
 from slurms import HELD, Cluster, listed, slurm
 from sweeps import Lab, assert_after_their_inputs, light, write_grid

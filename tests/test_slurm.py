@@ -12,13 +12,7 @@ from pathlib import Path
 import pytest
 from faults import Project, assert_as_undisturbed, one_line, silent, wait_until
 from slurms import HELD, PAUSE, Cluster, arrays, listed, slurm
-from sweeps import (
-    Lab,
-    assert_after_their_inputs,
-    assert_one_at_a_time,
-    light,
-    write_grid,
-)
+from sweeps import Lab, assert_after_their_inputs, assert_one_at_a_time, light, write_grid
 
 pytestmark = pytest.mark.full
 

@@ -432,10 +432,7 @@ def test_a_stored_job_is_the_same_one_under_later_settings(change, words):
     [
         (changed(without=["lr"]), "lr=0.5: no longer a setting of this project"),
         (changed(without=["lr"], former={"lr": 1}), "lr=0.5: no longer a setting of this project"),
-        (
-            changed(("width", int, 3)),
-            "the job has no value of the setting width, which has no",
-        ),
+        (changed(("width", int, 3)), "the job has no value of the setting width, which has no"),
     ],
 )
 def test_a_stored_job_that_cannot_be_said_any_longer_is_refused(kind, line):
@@ -494,10 +491,7 @@ MISTAKES = [
     ),
     (changed(("rate", float, setting(1.0, formerly="lr"))), 'Settings.rate: formerly="lr" is'),
     (changed(former={"lr": 1}), "Settings.lr: is in FORMER as well, among the deleted settings"),
-    (
-        changed(("monitor", str, setting("val_x", metric=METRICS))),
-        "Settings.monitor: its default",
-    ),
+    (changed(("monitor", str, setting("val_x", metric=METRICS))), "Settings.monitor: its default"),
 ]
 
 

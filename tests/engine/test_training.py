@@ -1,12 +1,13 @@
 """What a training loop is made of: EMA, early stopping, clipping, precision, times."""
 
+import math
 import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 from labjobs.devices import GlobalStreams
-from labjobs.errors import JobError
+from labjobs.errors import Diverged, JobError
 from labjobs.settings import Metric
 from labjobs.training import compilation, progress
 from labjobs.training.optim import EMA, EarlyStopping, clip_gradients
@@ -30,6 +31,14 @@ def test_early_stopping_keeps_the_earliest_best_in_the_declared_direction(monito
     assert improved == [True, True, False, False, False]
     assert due == [False, False, False, False, True]
     assert stopping.best_evaluation == 2
+
+
+def test_while_a_metric_is_not_defined_it_is_worse_than_any_value():
+    stopping, nan = EarlyStopping(METRICS, "val_r2"), {"val_r2": math.nan, "val_loss": 1.0}
+    seen = [nan, nan, {"val_r2": -9.0}, nan, {"val_r2": 0.5}]
+    assert [stopping.improved(each) for each in seen] == [True, True, True, False, True]
+    with pytest.raises(Diverged, match="val_r2 was not finite"):
+        stopping.improved({"val_r2": math.nan})
 
 
 def test_a_metric_that_is_not_declared_cannot_be_monitored():
