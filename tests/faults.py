@@ -152,6 +152,11 @@ class Project:
         assert old in text, (file, old)
         path.write_text(text.replace(old, new))
 
+    def edit_loop(self, old: str, new: str) -> None:
+        """Replace a text of run.py by one that may use `os` and `time`."""
+        self.edit("run.py", old, new)
+        self.edit("run.py", "import sys\n", "import os\nimport sys\nimport time\n")
+
     def command(self, *words: str, **env: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [*self._before, *words],

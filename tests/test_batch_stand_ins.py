@@ -18,10 +18,8 @@ def test_pieces(project: Project, tmp_path: Path, title: str) -> None:
     """A job is warned of its time limit, and the next task continues it. PBS puts none back: there
     a comparable job tells how many tasks a job gets."""
     here, name = project.copy(tmp_path / "here"), title.lower()
-    script = here.root / "run.py"
-    text = HELD.replace('os.environ["CUDA_VISIBLE_DEVICES"]', '""')
-    text = script.read_text().replace("        model.train()\n", text)
-    script.write_text(text.replace("import sys\n", "import os\nimport sys\nimport time\n", 1))
+    held = HELD.replace('os.environ["CUDA_VISIBLE_DEVICES"]', '""')
+    here.edit_loop("        model.train()\n", held)
     (here.root / "cluster.toml").write_text(f'[lab]\nsystem = "{name}"\ngpus = 0\ncores = 1\n')
     there = here.copy(tmp_path / "there")
     write_grid(there.root, f"{JOB} 1")

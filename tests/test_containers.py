@@ -41,9 +41,7 @@ def test_a_job_that_trains(
     podman.do("build", f"--tag={image}", "-", given=f"FROM {IMAGE}\nLABEL use=once\n".encode())
     here = project.copy(tmp_path / "here")
     write_grid(here.root, "--device cpu --epochs 4 --batch-size 256")
-    script = here.root / "run.py"
-    text = script.read_text().replace("        model.train()\n", HELD)
-    script.write_text(text.replace("import sys\n", "import os\nimport sys\nimport time\n", 1))
+    here.edit_loop("        model.train()\n", HELD)
     there = here.copy(tmp_path / "there")
     there.env |= cluster.env | podman.env
     (there.root / "cluster.toml").write_text(TOML.format(image))

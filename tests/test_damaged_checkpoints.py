@@ -78,15 +78,3 @@ def test_starts_over_without_a_whole_checkpoint(project, reference, again, tmp_p
     assert "no checkpoint is left; starting over" in lines
     assert not trap.exists()
     assert_as_undisturbed(again, reference, project, reference)
-
-
-@pytest.mark.long
-def test_a_loop_that_keeps_the_best_weights_in_every_step_makes_checkpoints_all_the_same(fresh):
-    """As full-batch training does: best.pt is always being written."""
-    whole = ("--batch-size", "2000", "--monitor", "none", "--model", "convnet", "--epochs", "200")
-    job = fresh.start(*whole, "--checkpoint-minutes", "0.0001")
-    wait_until(lambda: [*fresh.root.glob("runs/*/*/previous.pt")] != [])
-    kill(job.pid)
-    ended(job)
-    again = fresh.run(*whole, "--checkpoint-minutes", "0.0001", "--pause-after", "150")
-    assert "continuing from last.pt" in again.stdout, again

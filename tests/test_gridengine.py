@@ -50,9 +50,7 @@ def test_jobs_that_train(
     flags = "--device cpu --epochs 10 --batch-size 256 --checkpoint-minutes 2"
     grid = [f"{flags} --seed {seed}" for seed in range(count)]
     write_grid(here.root, *grid, "--device cpu --checkpoint-minutes 2 --note fails")
-    script = here.root / "run.py"
-    text = script.read_text().replace("        model.train()\n", HELD)
-    script.write_text(text.replace("import sys\n", "import os\nimport sys\nimport time\n", 1))
+    here.edit_loop("        model.train()\n", HELD)
     there = here.copy(tmp_path / "there")
     local = {"CUDA_VISIBLE_DEVICES": "0,1", "GPU_LOCKS": str(tmp_path / "locks")}
     assert here.do("bash", "run.sh", **local).returncode == 1

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import random
-import re
 import signal
 import time
 from collections import Counter
@@ -28,14 +27,10 @@ OFTEN = "--checkpoint-minutes 1e-4"
 def counting(project, tmp_path_factory):
     """A project that writes down who trains which step, into the file that TRAINED names."""
     made = project.copy(tmp_path_factory.mktemp("counting") / "my_project")
-    loop = r"( +)for batch in job\.steps\(batches\):.*\n"
     count = 'print(os.getpid(), job._folder.id, job.step, file=open(os.environ["TRAINED"], "a"))'
     count += '; time.sleep(float(os.environ.get("PACE", 0)))'
-    path = made.root / "run.py"
-    text, found = re.subn(loop, lambda m: f"{m[0]}{m[1]}    {count}\n", path.read_text())
-    assert found == 1
-    text = text.replace("import sys\n", "import os\nimport sys\nimport time\n", 1)
-    path.write_text(text)
+    lr = "            lr = optimizers.set_lr("
+    made.edit_loop(lr, f"            {count}\n{lr}")
     return made
 
 

@@ -34,8 +34,7 @@ def here(project: Project, tmp_path: Path) -> Project:
     """A project on a disk that hosts may not see, whose jobs wait while held, and `ssh`."""
     (tmp_path / "home").mkdir()
     here = project.copy(tmp_path / "home" / "project")
-    here.edit("run.py", "        model.train()\n", HELD.format(tmp_path / "hold"))
-    here.edit("run.py", "import sys\n", "import os\nimport sys\nimport time\n")
+    here.edit_loop("        model.train()\n", HELD.format(tmp_path / "hold"))
     here.env |= {"PATH": f"{tmp_path}:{here.env['PATH']}", "HOST_SECONDS": "20"}
     return here
 

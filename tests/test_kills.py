@@ -59,8 +59,7 @@ class Left:
 def left_alone(request, project, tmp_path_factory):
     flags, seconds = CASES[request.param]
     own = project.copy(tmp_path_factory.mktemp("left") / "project")
-    own.edit("run.py", "import sys\n", "import sys\nimport time\n")
-    own.edit("run.py", "    model.eval()\n", f"    model.eval()\n    time.sleep({seconds})\n")
+    own.edit_loop("    model.eval()\n", f"    model.eval()\n    time.sleep({seconds})\n")
     return Left(own, (*FLAGS, *flags.split()))
 
 

@@ -71,9 +71,7 @@ def test_pieces_start_sooner(project: Project, tmp_path: Path, seed: int) -> Non
     """Or at the same time, if there is no gap. They are trained like the whole job, and no step
     twice. Takes as long as the queue, half an hour."""
     here = project.copy(tmp_path / "here")
-    script = here.root / "run.py"
-    text = script.read_text().replace("            lr = optimizers.set_lr(", TAKEN)
-    script.write_text(text.replace("import sys\n", "import os\nimport sys\nimport time\n", 1))
+    here.edit_loop("            lr = optimizers.set_lr(", TAKEN)
     (here.root / "cluster.toml").write_text(CLUSTER)
     write_grid(here.root, LONG)
     copies = [here.copy(tmp_path / name) for name in ("whole", "pieces")]

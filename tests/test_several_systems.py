@@ -123,8 +123,7 @@ def here(project: Project, cluster: Cluster, tmp_path: Path) -> Project:
         'os.environ["OMP_NUM_THREADS"]', '""'
     )
     text = text.replace('"hold"', f'"{tmp_path}/hold"')
-    here.edit("run.py", "        model.train()\n", text)
-    here.edit("run.py", "import sys\n", "import os\nimport sys\nimport time\n")
+    here.edit_loop("        model.train()\n", text)
     describe(here, "slurm")
     here.env |= cluster.env | {"PATH": f"{tmp_path}:{here.env['PATH']}", "HOST_SECONDS": "20"}
     return here
