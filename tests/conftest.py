@@ -11,6 +11,7 @@ from cookiecutter.main import cookiecutter
 
 from repository import REPOSITORY  # isort: skip  # before others import the engine
 from faults import Project
+from sweeps import Lab
 
 # Under nohup, and in a shell's background, what the tests start would ignore these.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -98,6 +99,13 @@ def project(
     """A project of the module's own, made from its EXAMPLE: no jobs, no store."""
     made = of_example(getattr(request.module, "EXAMPLE", "classification"))
     return made.copy(tmp_path_factory.mktemp("project") / "my_project")
+
+
+@pytest.fixture
+def lab(project: Project, request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
+    """A project of the test's own, whose jobs are light, on a machine with as many pretend GPUs as
+    the module's GPUS says."""
+    return Lab(project, tmp_path, getattr(request.module, "GPUS", 0))
 
 
 @pytest.fixture

@@ -121,6 +121,11 @@ class Project:
             return ended(self.command(sys.executable, *words[1:], **env))
         return warm.run(words[1:], self.root, self.env)
 
+    def listed(self) -> dict[str, dict[str, Any]]:
+        """Return what `python jobs.py list` says of each job, by its id."""
+        rows = json.loads(self.do("python", "jobs.py", "list", "--json").stdout)
+        return {row["id"]: row for row in rows}
+
     @property
     def _starts_otherwise(self) -> bool:
         """Whether Python starts in another way than usual, such as with modules of a test's own."""
@@ -198,6 +203,10 @@ class Project:
         """Return a job's curves as its journal has them."""
         return curves_in(self.folder(job_id))
 
+    def lines(self, job_id: str) -> list[dict[str, Any]]:
+        """Return the lines of a job's journal."""
+        return lines_in(self.folder(job_id))
+
     def tested(self, job_id: str) -> dict[str, float]:
         """Return a job's test results by name, as the sqlite store has them."""
         stored = self.stored(job_id).items()
@@ -235,8 +244,13 @@ def attempt_in(job: Path) -> Path:
 
 def curves_in(attempt: Path) -> Curves:
     """Return an attempt's curves as its journal has them."""
-    lines = map(json.loads, (attempt / "metrics.jsonl").read_text().splitlines())
-    return curves([(k, p["step"], v) for p in lines for k, v in p.get("metrics", {}).items()])
+    points = lines_in(attempt)
+    return curves([(k, p["step"], v) for p in points for k, v in p.get("metrics", {}).items()])
+
+
+def lines_in(attempt: Path) -> list[dict[str, Any]]:
+    """Return the lines of an attempt's journal."""
+    return [json.loads(line) for line in (attempt / "metrics.jsonl").read_text().splitlines()]
 
 
 def curves(points: Iterable[tuple[Any, ...]]) -> Curves:

@@ -79,9 +79,8 @@ def test_a_job_that_trains(
     podman.do("untag", image, image)
 
 
-def test_how_jobs_end(project: Project, podman: Podman, cluster: Cluster, tmp_path: Path) -> None:
+def test_how_jobs_end(lab: Lab, podman: Podman, cluster: Cluster) -> None:
     """One fails and one is killed, which leaves nothing; the image of a third has no Python."""
-    lab = Lab(project, tmp_path, gpus=0)
     lab.env |= cluster.env | podman.env
     toml = lab.project.root / "cluster.toml"
     toml.write_text(TOML.format(IMAGE))

@@ -12,7 +12,7 @@ from faults import ended, job_of, kill, one_line, silent, succeeded, wait_until
 from labjobs import files
 from labjobs.tracking import costs
 from slurms import listed
-from sweeps import SETTINGS, Lab, pretend_slurm
+from sweeps import SETTINGS, pretend_slurm
 
 JOB = ("--epochs", "150", "--eval-every", "5", "--checkpoint-minutes", "0.001", "--quiet")
 
@@ -109,13 +109,14 @@ ACCOUNT = """settings, own = job.settings, job.settings.epochs
 MORE = "    layers: int = 1\n    batch_size: int = 10\n"
 
 
+GPUS = 2
+
+
 @pytest.fixture
-def lab(project, tmp_path):
-    """A machine with two GPUs."""
-    made = Lab(project, tmp_path, gpus=2)
-    made.project.edit("run.py", LOGGED, ACCOUNT)
-    (made.project.root / "settings.py").write_text(SETTINGS + MORE)
-    return made
+def lab(lab):
+    lab.project.edit("run.py", LOGGED, ACCOUNT)
+    (lab.project.root / "settings.py").write_text(SETTINGS + MORE)
+    return lab
 
 
 def ran(lab, *jobs):

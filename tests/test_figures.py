@@ -95,8 +95,21 @@ def edit(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def draw(store, monkeypatch, capsys, tmp_path):
-    """`python plot.py`, in this process, as PDF; of its figures and tables `only` some, if these
+def plot(monkeypatch, capsys):
+    """`python plot.py`, in this process: its exit status, what it printed, and its complaints."""
+
+    def plot(*words):
+        monkeypatch.setattr(sys, "argv", ["plot.py", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(PLOT), run_name="__main__")
+        return end.value.code, *capsys.readouterr()
+
+    return plot
+
+
+@pytest.fixture
+def draw(plot, store, monkeypatch, tmp_path):
+    """`python plot.py` as PDF; of its figures and tables `only` some, if these
     are named, since each takes a second."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
     whole, read = plotting.main, identity.read
@@ -114,12 +127,9 @@ def draw(store, monkeypatch, capsys, tmp_path):
             searched = some_of(searches.FIGURES)
             return whole(kind, *kept, of_tasks=some_of(of_tasks), of_searches=searched)
 
-        words = ("--experiment", experiment, "--out", tmp_path, *formats, *flags)
-        monkeypatch.setattr(sys, "argv", ["plot.py", *map(str, words)])
         monkeypatch.setattr(plotting, "main", main)
-        with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(PLOT), run_name="__main__")
-        return Drawn(end.value.code, *capsys.readouterr(), tmp_path)
+        words = ("--experiment", experiment, "--out", tmp_path, *formats, *flags)
+        return Drawn(*plot(*words), tmp_path)
 
     return draw
 
@@ -771,7 +781,7 @@ def test_mathematics_in_labels(draw, edit, label, said):
         assert r"mlp, $\eta_0$ in \% 0.001" in text
 
 
-def test_a_paper_is_compared_with_the_results(draw, tmp_path, capsys, monkeypatch):
+def test_a_paper_is_compared_with_the_results(draw, plot, tmp_path):
     drawn = draw("sweep", only=["ranking", "main", "ablation", "cost"])
     known = re.search(r"(0\.\d+) ± ", (drawn.folder / "main.md").read_text())[1]
     text = rf"""
@@ -788,11 +798,9 @@ def test_a_paper_is_compared_with_the_results(draw, tmp_path, capsys, monkeypatc
     """
     paper = tmp_path / "paper.txt"
     paper.write_text(text)
-    monkeypatch.setattr(sys, "argv", ["plot.py", "--audit", str(paper), "--out", str(tmp_path)])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(PLOT), run_name="__main__")
-    said = capsys.readouterr().out.splitlines()
-    assert end.value.code == 1
+    status, out, _ = plot("--audit", paper, "--out", tmp_path)
+    said = out.splitlines()
+    assert status == 1
     wrong = [
         ("4", "0.12345"),
         *(("5", n) for n in ("0.1357", "20.0000", "54.2468", "0.0135", "0.0777", "7.77")),
@@ -807,15 +815,12 @@ def test_a_paper_is_compared_with_the_results(draw, tmp_path, capsys, monkeypatc
     ]
 
 
-def test_the_checklist_counts_what_was_tried(draw, capsys, monkeypatch, store):
+def test_the_checklist_counts_what_was_tried(draw, plot, store):
     for seed in range(3):
         store.job("listed", {"val_accuracy": [0.5]}, monitor="val_accuracy", seed=seed)
     store.job("listed", {}, status="FAILED", mark=False, monitor="val_accuracy", seed=3)
-    monkeypatch.setattr(sys, "argv", ["plot.py", "--checklist", "--experiment", "listed"])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(PLOT), run_name="__main__")
-    said = capsys.readouterr().out
-    assert end.value.code == 0
+    status, said, _ = plot("--checklist", "--experiment", "listed")
+    assert status == 0
     assert "- Jobs tried: 4: 1 failed, 3 finished." in said
     assert "- Varied between repeats: seed." in said
     assert "- Devices: CPU." in said

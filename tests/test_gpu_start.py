@@ -1,12 +1,11 @@
 """Jobs on GPUs that are not there, by their commands."""
 
-import json
 import os
 import re
 
 import pytest
 import torch
-from faults import Project, chosen, job_of, one_line, succeeded
+from faults import Project, chosen, job_of, lines_in, one_line, succeeded
 from gpus import Machine, needs_stand_in
 from sweeps import NVIDIA_SMI, write_grid
 
@@ -26,7 +25,7 @@ class Done:
     @property
     def tags(self) -> dict[str, str]:
         """What the journal says of the job."""
-        lines = map(json.loads, (self.folder / "metrics.jsonl").read_text().splitlines())
+        lines = lines_in(self.folder)
         return {name: value for line in lines for name, value in line.get("tags", {}).items()}
 
 

@@ -30,10 +30,11 @@ def cluster():
         yield cluster
 
 
+GPUS = 2
+
+
 @pytest.fixture
-def lab(project, cluster, tmp_path):
-    """A project of the test's own, whose jobs are light, on a machine with two GPUs."""
-    lab = Lab(project, tmp_path, gpus=2)
+def lab(lab, cluster):
     lab.env |= cluster.env
     (lab.project.root / "cluster.toml").write_text(CLUSTER)
     return lab

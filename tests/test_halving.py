@@ -13,8 +13,6 @@ from statistics import fmean
 import pytest
 from bits import plain
 from faults import chosen, curves_in, one_line, succeeded, wait_until
-from labjobs.errors import SettingsError
-from labjobs.sweeps import search
 from slurms import slurm
 from sweeps import processes, write_lines
 
@@ -55,8 +53,8 @@ def test_states_counts_and_what_runs_when_the_line_is_taken_away(counting, tmp_p
     states = listed(project)
     assert {*states.values()} >= {("finished", ""), ("stopped", "at 1e")}
     stopped = sorted(job for job, (state, _) in states.items() if state == "stopped")
-    rows = json.loads(project.do("python", "jobs.py", "list", "--json").stdout)
-    assert stopped == sorted(row["id"] for row in rows if row["state"] == "stopped")
+    rows = project.listed().items()
+    assert stopped == sorted(job for job, row in rows if row["state"] == "stopped")
     assert all((project.folder(job) / "last.pt").exists() for job in stopped)
     succeeded(project.do("python", "plot.py", "--format", "png"))
     caption = (project.root / "figures" / "ranking.tex").read_text()
@@ -86,33 +84,11 @@ def test_a_failed_job_blocks_its_rung_and_is_named(counting, tmp_path):
     assert states["paused"] + states["finished"] + states["stopped"] == 3 and states["paused"]
 
 
-@pytest.mark.parametrize(
-    ("line", "flags", "said"),
-    [
-        ("halving 3", "", "halving 3: must look like halving 3 2e 6e 18e"),
-        ("halving 3 2e 30e", "", "halving: rung 30e is not before the end, --epochs 30"),
-        ("halving 3 2e", "--minutes 3", "halving: --minutes: not with halving"),
-        ("halving 3 2e", "--pause-after 3e", "halving: --pause-after: not with halving"),
-        ("halving 3 2e", "--steps 500", "halving: --steps 500: the rungs are not in steps"),
-        ("halving 3 2e", "--monitor none", "halving: --monitor none: must be a metric on"),
-        ("halving 3 2e", "--eval-every 3e", "halving: rung 2e: no evaluation there, --eval-every"),
-    ],
-)
-def test_what_cannot_be_halved_is_refused_before_anything_starts(project, line, flags, said):
-    write_lines(project.root, line, f"job --seed 3 {flags}")
-    done = project.do("bash", "run.sh")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr.splitlines()[0] and len(done.stderr.splitlines()) < 3
-    assert not (project.root / "runs").exists()
-
-
-@pytest.mark.parametrize("words", ["1 2e", "3 6e 2e", "3 2e 500", "x 2e", "3 2e 2e", "3 0e"])
-def test_a_line_that_means_nothing_is_refused(words):
-    with pytest.raises(SettingsError, match=f"halving {words}: must look like halving 3 2e 6e"):
-        search.read_halving(1, words.split())
-
-
 def test_jobs_that_are_not_comparable_are_refused(project):
+    """Before anything starts; engine/test_rungs.py has the other mistakes."""
+    write_lines(project.root, "halving 3 2e 30e", "job --seed 3")
+    line = "halving: rung 30e is not before the end, --epochs 30"
+    assert line in project.do("bash", "run.sh").stderr.splitlines()[0]
     write_lines(project.root, "halving 3 2e", "job --monitor val_accuracy", "job --seed 1")
     assert "they are compared by one metric" in one_line(project.do("bash", "run.sh"), 2)
     write_lines(project.root, "halving 3 2e", "job", "halving 3 3e", "job")
@@ -120,6 +96,7 @@ def test_jobs_that_are_not_comparable_are_refused(project):
     write_lines(project.root, "halving 3 2e", "id=$(job)", "keep_all", 'job --init-from "$id"')
     done = project.do("bash", "run.sh")
     assert done.returncode == 2 and "may be stopped by halving: name that elsewhere" in done.stderr
+    assert done.stdout == "" and not (project.root / "runs").exists()
 
 
 # Whatever is killed, on any number of places: the same promotions, the same bits, no step twice.

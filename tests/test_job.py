@@ -56,8 +56,8 @@ def test_the_store_has_one_run_with_everything(project, finished):
     ((run, status),) = project.runs(job)
     assert status == "FINISHED"
     ((begun, ended),) = project.ask("SELECT start_time, end_time FROM runs WHERE run_uuid = ?", run)
-    journal = (project.folder(job) / "metrics.jsonl").read_text().splitlines()
-    assert (begun, ended) == tuple(json.loads(journal[place])["time"] for place in (0, -1))
+    first, *_, last = project.lines(job)
+    assert (begun, ended) == (first["time"], last["time"])
     tags = dict(project.ask("SELECT key, value FROM tags WHERE run_uuid = ?", run))
     assert tags["finished"] == "true" and tags["diverged"] == "false"
     assert tags["precision"] == "fp32" and tags["device"] == "cpu"
@@ -99,7 +99,7 @@ def test_it_goes_on_with_as_many_threads_as_it_has_begun_with(project):
     succeeded(project.run(*flags, "--pause-after", "8", OMP_NUM_THREADS="2"))
     succeeded(project.run(*flags, "--threads", "2"))
     folder = project.folder(job)
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    lines = project.lines(job)
     threads = [tags["threads"] for line in lines if "threads" in (tags := line.get("tags", {}))]
     assert threads == ["1", "1", "2"]
     said = "threads: begun with 1 and continued with 2: the same bits cannot be expected"
@@ -129,28 +129,10 @@ def test_wrong_settings_are_one_line_and_leave_nothing(project, flags, said):
     assert done.stdout == "" and set(project.root.glob("runs/[!.]*")) == runs
 
 
-@pytest.mark.parametrize(
-    ("address", "said"),
-    [
-        ("foo://x", "must begin with one of"),
-        ("sqlite:////nowhere/x.db", "no folder /nowhere"),
-        ("sqlite://", "must be sqlite:///"),
-        ("sqlite:/tmp/x.db", "must be sqlite:///"),
-        ("sqlite:////tmp", "must be the path of a file"),
-        ("sqlite:////tmp/:memory:", "must be the path of a file"),
-        ("sqlite:////tmp/x.db?mode=ro", "may have only ?timeout=SECONDS"),
-        ("sqlite:////tmp/x.db ", "a space at its end"),
-        ("http://127.0.0.1:9\t", "has a line break"),
-    ],
-)
-def test_an_address_of_no_store_is_refused(project, address, said):
-    line = one_line(project.do("python", "jobs.py", "sync", MLFLOW_TRACKING_URI=address), 2)
-    assert line.startswith("jobs.py: MLFLOW_TRACKING_URI ") and said in line
-
-
 def test_a_job_without_a_store_is_refused(project):
-    line = one_line(project.run(*QUICK, "--note", "nowhere", MLFLOW_TRACKING_URI="foo://x"), 2)
-    assert line.startswith("run.py: MLFLOW_TRACKING_URI ")
+    for script, *words in (("run.py", *QUICK, "--note", "nowhere"), ("jobs.py", "sync")):
+        done = project.do("python", script, *words, MLFLOW_TRACKING_URI="foo://x")
+        assert one_line(done, 2).startswith(f"{script}: MLFLOW_TRACKING_URI ")
 
 
 def test_sets_have_the_same_order_in_each_process(fresh):
@@ -351,24 +333,22 @@ def test_a_sqlite_store_may_be_anywhere(project, tmp_path):
     assert f"{job}  finished" in listed.stdout and (fresh.root / "a b.db").exists()
 
 
+OF_MLFLOW = {
+    **{"ENABLE_ASYNC_LOGGING": "true", "ASYNC_LOGGING_BUFFERING_SECONDS": "600"},
+    **{"TRUNCATE_LONG_VALUES": "false", "REGISTRY_URI": "nonsense"},
+    **{"ENABLE_WORKSPACES": "true", "WORKSPACE": "other"},
+}
+
+
 @pytest.mark.full
-def test_mlflows_variables_do_not_change_what_is_stored(fresh):
-    variables = {
-        **{"ENABLE_ASYNC_LOGGING": "true", "ASYNC_LOGGING_BUFFERING_SECONDS": "600"},
-        **{"TRUNCATE_LONG_VALUES": "false", "REGISTRY_URI": "nonsense"},
-        **{"ENABLE_WORKSPACES": "true", "WORKSPACE": "other"},
-    }
+def test_variables_do_not_change_what_is_stored(fresh):
+    """Those of MLflow, and one by which its warnings would be errors, as in a shell in which a test
+    suite runs."""
+    variables = {f"MLFLOW_{name}": value for name, value in OF_MLFLOW.items()}
+    variables["PYTHONWARNINGS"] = "error::DeprecationWarning"
     flags = (*QUICK, "--quiet", "--note", "long " * 1400)
-    job = job_of(silent(fresh.run(*flags, **{f"MLFLOW_{k}": v for k, v in variables.items()})))
+    job = job_of(silent(fresh.run(*flags, **variables)))
     assert fresh.runs(job)[0][1] == "FINISHED"
-    assert fresh.stored(job) == fresh.journalled(job)
-
-
-@pytest.mark.full
-def test_warnings_of_mlflow_are_never_errors(fresh):
-    """As they would be in a shell in which a test suite runs."""
-    variables = {"PYTHONWARNINGS": "error::DeprecationWarning"}
-    job = job_of(silent(fresh.run(*QUICK, "--quiet", **variables)))
     assert fresh.stored(job) == fresh.journalled(job)
 
 

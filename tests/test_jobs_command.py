@@ -343,7 +343,7 @@ def test_a_job_that_diverged_elsewhere_is_known_by_the_store(project, tmp_path):
     assert project.do("python", "jobs.py", "sync").returncode == 0  # on a busy machine it is late
     away = tmp_path / "runs"
     shutil.move(project.root / "runs", away)
-    (row,) = json.loads(project.do("python", "jobs.py", "list", "--json").stdout)
+    (row,) = project.listed().values()
     assert (row["id"], row["state"], row["about"]) == (job, "diverged", "in another folder")
     shown = project.do("python", "jobs.py", "show", job)
     assert shown.returncode == 0 and "diverged" in shown.stdout

@@ -98,7 +98,7 @@ def test_metrics_are_those_of_a_plain_computation_with_all_test_tokens(project, 
     _, last = sorted((project.folder(job) / "logged").iterdir())
     assert len(last.read_text()) > 50 and "Ġ" not in last.read_text()
     assert json.loads((project.folder(job) / "settings.json").read_text())["spec"]
-    lines = map(json.loads, (project.folder(job) / "metrics.jsonl").read_text().splitlines())
+    lines = project.lines(job)
     points = [line["metrics"] for line in lines if "examples_per_second" in line.get("metrics", {})]
     rates = [(each["examples_per_second"], each["tokens_per_second"]) for each in points]
     assert len(rates) == 2 and all(other == pytest.approx(32 * one) for one, other in rates)

@@ -100,7 +100,7 @@ def test_what_a_job_is_stands_beside_what_it_measured(project):
     assert json.loads(row.tags)["mlflow.source.name"] == "run.py"
     assert (row.folder, row.code, row.script) == (str(folder), about["code"], "run")
     times = read(project, "metrics").query("job_id == @job and name == 'train_loss'").time
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    lines = project.lines(job)
     wanted = [line["time"] for line in lines if "train_loss" in line.get("metrics", {})]
     assert [time.timestamp() * 1000 for time in times] == pytest.approx(wanted)
 

@@ -1,6 +1,5 @@
 """A project is itself: whatever its name, wherever it lies, whoever else uses the store."""
 
-import json
 import os
 import shutil
 import stat
@@ -115,8 +114,7 @@ def test_the_id_that_the_first_job_writes_is_no_change_of_the_code(project):
     committed(project)
     ran(project)
     assert (project.root / ".project-id").exists()
-    shown = succeeded(project.do("python", "jobs.py", "list", "--json")).stdout
-    job = json.loads(shown)[0]["id"]
+    (job,) = project.listed()
     said = succeeded(project.do("python", "jobs.py", "show", job)).stdout
     assert "commit " in said and "with changes" not in said
 

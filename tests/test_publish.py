@@ -89,8 +89,8 @@ def test_jobs_are_adopted_into_postgresql(project, fresh, published):
         query = sqlalchemy.text(POINTS.replace("?", ":job"))
         with engine.connect() as store:
             found = {job: [*map(tuple, store.execute(query, {"job": job}))] for job in jobs}
-        listed = json.loads(fresh.do("python", "jobs.py", "list", "--json").stdout)
-        assert {row["id"]: row["state"] for row in listed} == dict.fromkeys(jobs, "finished")
+        states = {job: row["state"] for job, row in fresh.listed().items()}
+        assert states == dict.fromkeys(jobs, "finished")
     for job, points in found.items():
         assert curves(points) == project.stored(job) != {}
         assert same(fresh.weights(job), project.weights(job))

@@ -9,10 +9,7 @@ from faults import ended, silent, succeeded, wait_until
 from repository import commit
 from sweeps import Lab, assert_after_their_inputs, assert_one_at_a_time, light
 
-
-@pytest.fixture
-def lab(project, tmp_path):
-    return Lab(project, tmp_path, gpus=4)
+GPUS = 4
 
 
 def last_line(done: "subprocess.CompletedProcess[str]") -> str:

@@ -4,7 +4,6 @@ results, by an oracle that computes them all.
 The jobs compute a few numbers, without torch, so that hundreds of refactors take minutes.
 """
 
-import json
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -152,8 +151,8 @@ def light(project: Project) -> tuple[Project, dict[str, Settings]]:
     for settings in GRID:
         flags = [f"--{name}={value}" for name, value in vars(settings).items()]
         assert project.run(*flags, "--quiet").returncode == 0
-    rows = json.loads(project.do("python", "jobs.py", "list", "--json").stdout)
-    return project, {row["id"]: Settings(**row["settings"]) for row in rows}
+    rows = project.listed().items()
+    return project, {job: Settings(**row["settings"]) for job, row in rows}
 
 
 def refactored(code: str, chance: random.Random) -> str:
@@ -164,8 +163,7 @@ def refactored(code: str, chance: random.Random) -> str:
 
 
 def counting(project: Project) -> set[str]:
-    rows = json.loads(project.do("python", "jobs.py", "list", "--json").stdout)
-    return {row["id"] for row in rows if row["state"] != "stale"}
+    return {job for job, row in project.listed().items() if row["state"] != "stale"}
 
 
 def test_what_is_refused_does_not_count_through_jobs_whose_code_was_accepted_as_the_same(

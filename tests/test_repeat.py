@@ -263,8 +263,7 @@ class Audited:
 
     def noted(self, job: str) -> Any:
         """What `list` says of the last audit of a job."""
-        rows = json.loads(self.project.do("python", "jobs.py", "list", "--json").stdout)
-        return next(row["audit"] for row in rows if row["id"] == job)
+        return self.project.listed()[job]["audit"]
 
     def planted(self, name: str, text: str) -> dict[str, str]:
         """A module that Python imports whenever it starts."""

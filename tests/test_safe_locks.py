@@ -18,10 +18,11 @@ from sweeps import Lab, light, write_grid
 QUICK = ("--epochs", "1", "--batch-size", "256")
 
 
+GPUS = 1
+
+
 @pytest.fixture
-def lab(project, tmp_path):
-    """A project of the test's own on a machine with a pretend GPU."""
-    lab = Lab(project, tmp_path, gpus=1)
+def lab(lab):
     lab.write_grid(light()(0))
     return lab
 

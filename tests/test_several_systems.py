@@ -31,9 +31,8 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def lab(project: Project, cluster: Cluster, tmp_path: Path) -> Lab:
-    """A project whose jobs are light, here on the CPU, on Slurm with a GPU each."""
-    lab = Lab(project, tmp_path, gpus=0)
+def lab(lab: Lab, cluster: Cluster) -> Lab:
+    """Jobs have no GPU here, and one each on Slurm."""
     lab.env |= cluster.env
     describe(lab.project, "slurm")
     return lab

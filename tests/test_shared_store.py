@@ -1,8 +1,5 @@
 """Two people with one store, each with edits of their own: each sees the results of their code."""
 
-import json
-from typing import Any
-
 import pytest
 from faults import Project, ended, job_of, succeeded
 from sweeps import write_grid
@@ -34,13 +31,8 @@ def users(make, tmp_path_factory):
     return users
 
 
-def listed(user: Project) -> dict[str, dict[str, Any]]:
-    found = json.loads(user.do("python", "jobs.py", "list", "--json").stdout)
-    return {job["id"]: job for job in found}
-
-
 def results(user: Project) -> dict[str, str]:
-    return {job: about["result"] for job, about in listed(user).items()}
+    return {job: about["result"] for job, about in user.listed().items()}
 
 
 def test_each_has_finished_all_jobs_with_their_own_results(users):
@@ -48,9 +40,9 @@ def test_each_has_finished_all_jobs_with_their_own_results(users):
     for user in users:
         again = user.do("bash", "run.sh")
         assert again.stdout == f"{len(MODELS)} of {len(MODELS)} jobs finished, 0 of them now\n"
-        assert {job["state"] for job in listed(user).values()} == {"finished"}
+        assert {job["state"] for job in user.listed().values()} == {"finished"}
     assert len(results(ada)) == len(MODELS)
-    for job, about in listed(ada).items():
+    for job, about in ada.listed().items():
         is_edited = about["settings"]["model"] == "mlp"
         assert (about["result"] != results(ben)[job]) == is_edited
 

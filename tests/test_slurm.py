@@ -27,9 +27,7 @@ def cluster():
 
 
 @pytest.fixture
-def lab(project, cluster, tmp_path):
-    """A project of the test's own, whose jobs are light, and Slurm's GPUs."""
-    lab = Lab(project, tmp_path, gpus=0)
+def lab(lab, cluster):
     lab.env |= cluster.env
     return lab
 

@@ -215,8 +215,7 @@ def test_a_job_that_diverged_is_accepted_like_the_others(project):
     job = job_of(project.run(*diverges))
     project.edit("run.py", "scaler.scale(loss)", "scaler.scale(loss * 1)")
     succeeded(project.do("python", "jobs.py", "accept", "--because", "it is the same"))
-    rows = json.loads(succeeded(project.do("python", "jobs.py", "list", "--json")).stdout)
-    found = {row["id"]: (row["state"], row["about"]) for row in rows}
+    found = {job: (row["state"], row["about"]) for job, row in project.listed().items()}
     assert found.pop(job)[0] == "diverged" and {*found.values()} == {("finished", "")}
 
 

@@ -30,12 +30,6 @@ QUICK = "--epochs 1 --batch-size 256 --device cpu"
 NOTE = "-- it's $(touch oops); `touch oops` \"* \\n\n${HOME} é"
 
 
-@pytest.fixture
-def lab(project, tmp_path):
-    """A project of the test's own, on a machine without GPUs."""
-    return Lab(project, tmp_path, gpus=0)
-
-
 def test_jobs_that_train(project):
     """One diverges, one has an odd note and is in the grid twice; then there is nothing to do."""
     odd = f"{QUICK} --seed 5 --note={shlex.quote(NOTE)}"
@@ -139,6 +133,9 @@ def test_a_wrong_grid_starts_nothing_and_names_each_mistake(lab):
     declared, right = settings.read_text(), script.read_text()
     settings.write_text(declared.replace("seed: int = 0", "seed: int"))
     assert one_line(lab.sweep(), 2) == "run.sh: Settings.seed: needs a default"
+    settings.write_text(f"{declared}    width: int = wide\n")
+    line = "run.sh: NameError: name 'wide' is not defined (settings.py"
+    assert one_line(lab.sweep(), 2).startswith(line)
     settings.write_text(declared)
     script.write_text(right.replace("def check(job):", "def check(job):\n    job.settings.sede"))
     lab.write_grid("--seed 9")
@@ -372,15 +369,6 @@ def test_a_search_ends_after_draws_that_do_not_improve(lab):
         for draw in (draws[0], draws[end - 1])
     ]
     assert removed == [1, 0]  # what was drawn later depends on the results of the first
-
-
-def test_a_settings_file_that_python_cannot_run(lab: Lab) -> None:
-    """Its error is one line, whatever it is."""
-    lab.write_grid("--seed 1", "--seed 2")
-    with (lab.project.root / "settings.py").open("a") as file:
-        file.write("    width: int = wide\n")
-    line = one_line(lab.sweep(), 2)
-    assert line.startswith("run.sh: NameError: name 'wide' is not defined (settings.py"), line
 
 
 def listed(lab: Lab) -> list[str]:

@@ -17,12 +17,7 @@ pytestmark = pytest.mark.full
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 WHOM = ("run.sh", "queue", "server", "couriers", "job")
-
-
-@pytest.fixture
-def lab(project, tmp_path):
-    """A project of the test's own on a machine with 3 pretend GPUs."""
-    return Lab(project, tmp_path, gpus=3)
+GPUS = 3
 
 
 def of(lab: Lab) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import OFTEN, Project, courier_of, ended, job_of, kill, succeeded, wait_until
+from faults import OFTEN, Project, courier_of, ended, job_of, kill, lines_in, succeeded, wait_until
 from labjobs.tracking import costs
 
 pytestmark = pytest.mark.full
@@ -46,10 +46,9 @@ def tracked(fresh: Project, tmp_path: Path) -> Project:
 
 
 def journalled(attempt: Path) -> Points:
-    lines = map(json.loads, (attempt / "metrics.jsonl").read_text().splitlines())
     return Counter(
         (name, line["step"], value, line["time"])
-        for line in lines
+        for line in lines_in(attempt)
         for name, value in line.get("metrics", {}).items()
     )
 

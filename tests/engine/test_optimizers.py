@@ -118,21 +118,6 @@ class Positions(nn.Module):
         self.head = nn.Linear(4, 5)
 
 
-def test_muon_takes_attention_and_leaves_positions_to_adamw():
-    model = Positions()
-    optimizer = optimizers.make(model, Settings(optimizer="muon"))
-    hidden = {id(w) for g in optimizer.param_groups if g["hidden"] for w in g["params"]}
-    attention = model.attention
-    assert hidden == {id(attention.in_proj_weight), id(attention.out_proj.weight)}
-
-
-def test_muon_leaves_embeddings_and_the_last_layer_to_adamw():
-    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5))
-    optimizer = optimizers.make(model, Settings(optimizer="muon"))
-    hidden = [g["params"] for g in optimizer.param_groups if g["hidden"]]
-    assert [[*map(id, group)] for group in hidden] == [[id(model[1].weight)]]
-
-
 class Tied(nn.Module):
     """Blocks whose embedding is the head, too."""
 
@@ -143,8 +128,26 @@ class Tied(nn.Module):
         self.layers = nn.Sequential(*blocks)
 
 
-def test_muon_takes_the_last_block_of_a_network_whose_head_is_its_embedding():
-    model = Tied()
+TAKEN = {
+    "attention, and no learned positions": (
+        Positions,
+        lambda model: [model.attention.in_proj_weight, model.attention.out_proj.weight],
+    ),
+    "neither embeddings nor the last layer": (
+        lambda: nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5)),
+        lambda model: [model[1].weight],
+    ),
+    "the last block of a network whose head is its embedding": (
+        Tied,
+        lambda model: [weight for weight in model.layers.parameters() if weight.ndim == 2],
+    ),
+}
+"""Networks, and those of their weights for which Muon is."""
+
+
+@pytest.mark.parametrize(("make", "taken"), TAKEN.values(), ids=TAKEN)
+def test_what_muon_takes(make, taken):
+    model = make()
     optimizer = optimizers.make(model, Settings(optimizer="muon"))
-    hidden = {id(w) for g in optimizer.param_groups if g["hidden"] for w in g["params"]}
-    assert hidden == {id(w) for w in model.layers.parameters() if w.ndim == 2}
+    hidden = [id(w) for g in optimizer.param_groups if g["hidden"] for w in g["params"]]
+    assert sorted(hidden) == sorted(map(id, taken(model)))

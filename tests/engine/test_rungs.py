@@ -5,6 +5,8 @@ import random
 from collections import Counter
 
 import pytest
+from labjobs.cli.parser import parse
+from labjobs.errors import SettingsError
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
 from labjobs.sweeps import search
@@ -49,6 +51,29 @@ def test_no_order_of_scores_changes_who_trains_on(seed):
             before = now
         assert now.passed == at_the_end
         assert now.stopped == {unit for unit in units if at_the_end[unit] < len(scores)}
+
+
+@pytest.mark.parametrize("words", ["3", "1 2e", "3 6e 2e", "3 2e 500", "x 2e", "3 2e 2e", "3 0e"])
+def test_a_line_that_means_nothing_is_refused(words):
+    with pytest.raises(SettingsError, match=f"halving {words}: must look like halving 3 2e 6e"):
+        search.read_halving(1, words.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--epochs 6", "halving: rung 6e is not before the end, --epochs 6"),
+        ("--minutes 3", "halving: --minutes: not with halving"),
+        ("--pause-after 3e", "halving: --pause-after: not with halving"),
+        ("--steps 500", "halving: --steps 500: the rungs are not in steps"),
+        ("--monitor none", "halving: --monitor none: must be a metric on"),
+        ("--eval-every 3e", "halving: rung 2e: no evaluation there, --eval-every 3e"),
+    ],
+)
+def test_what_cannot_be_halved_is_refused(flags, said):
+    job = JobFolder(*parse(Settings, Runtime, flags.split()), METRICS)
+    with pytest.raises(SettingsError, match=said):
+        search.check_halving(search.read_halving(1, ["3", "2e", "6e"]), job)
 
 
 def test_it_is_decided_as_soon_as_nothing_that_is_missing_can_change_it():

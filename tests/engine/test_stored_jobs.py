@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import labjobs
 import pytest
 import stored
-from labjobs.tracking import stored_jobs
+from labjobs.errors import SettingsError
+from labjobs.tracking import mlflow_store, stored_jobs
 
 CODE = Path(labjobs.__file__).parents[1]
 
@@ -90,6 +92,26 @@ def test_a_store_that_cannot_be_read(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     with pytest.raises(ConnectionError, match=r"cannot be read: .*file is not a database"):
         stored_jobs.jobs("sweep")
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("foo://x", "must begin with one of"),
+        ("sqlite:////nowhere/x.db", "no folder /nowhere"),
+        ("sqlite://", "must be sqlite:///"),
+        ("sqlite:/tmp/x.db", "must be sqlite:///"),
+        ("sqlite:////tmp", "must be the path of a file"),
+        ("sqlite:////tmp/:memory:", "must be the path of a file"),
+        ("sqlite:////tmp/x.db?mode=ro", "may have only ?timeout=SECONDS"),
+        ("sqlite:////tmp/x.db ", "a space at its end"),
+        ("http://127.0.0.1:9\t", "has a line break"),
+    ],
+)
+def test_an_address_of_no_store_is_refused(monkeypatch, address, said):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    with pytest.raises(SettingsError, match=rf"^MLFLOW_TRACKING_URI .*{re.escape(said)}"):
+        mlflow_store.check()
 
 
 def test_asking_for_what_is_known_imports_nothing_heavy():
