@@ -26,6 +26,12 @@ def wheel_of(root: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
+def packed(make):
+    """A project with a wheel, which nobody changes."""
+    return make(engine="package")
+
+
+@pytest.fixture(scope="module")
 def installed(make, tmp_path_factory):
     """A project whose engine is installed in a folder of its own, from its wheel."""
     project = Project(make(engine="package"))
@@ -37,11 +43,11 @@ def installed(make, tmp_path_factory):
     return project
 
 
-def test_other_programs_of_a_job_start_in_any_environment(make, tmp_path):
+def test_other_programs_of_a_job_start_in_any_environment(packed, tmp_path):
     """The path file that adds the packages comes after the package's own, or there is none."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     (site,) = tmp_path.glob("env/lib/python*/site-packages")
-    with zipfile.ZipFile(wheel_of(make(engine="package"))) as wheel:
+    with zipfile.ZipFile(wheel_of(packed)) as wheel:
         wheel.extractall(site)
     notes = tmp_path / "data.jsonl"
     notes.touch()
@@ -68,10 +74,9 @@ def copy(installed, tmp_path):
     return project
 
 
-def test_the_same_wheel_is_packed_each_time_with_all_that_belongs_to_it(make):
-    one, other = (wheel_of(make(engine="package")).read_bytes() for _ in range(2))
-    assert one == other
-    with zipfile.ZipFile(wheel_of(make(engine="package"))) as wheel:
+def test_the_same_wheel_is_packed_each_time_with_all_that_belongs_to_it(make, packed):
+    assert wheel_of(packed).read_bytes() == wheel_of(make(engine="package")).read_bytes()
+    with zipfile.ZipFile(wheel_of(packed)) as wheel:
         names = set(wheel.namelist())
         (about,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
         for line in wheel.read(f"{about}/RECORD").decode().splitlines()[:-1]:
@@ -89,16 +94,15 @@ def test_the_same_wheel_is_packed_each_time_with_all_that_belongs_to_it(make):
     assert {"labjobs/LICENSE", "labjobs/py.typed", "labjobs/sweeps/sweep.sh"} <= names
 
 
-def test_what_its_workflow_checks_of_the_style_passes(make):
-    check("ruff check", make(engine="package"))
+def test_what_its_workflow_checks_of_the_style_passes(packed):
+    check("ruff check", packed)
 
 
-def test_a_project_asks_for_what_its_engine_needs(make):
+def test_a_project_asks_for_what_its_engine_needs(make, packed):
     source = (make(engine="source") / "pyproject.toml").read_text()
     for line in (ENGINE / "requirements.txt").read_text().splitlines():
         assert f'"{line}",' in source
-    package = make(engine="package")
-    assert wheel_of(package).name in (package / "pyproject.toml").read_text()
+    assert wheel_of(packed).name in (packed / "pyproject.toml").read_text()
 
 
 @pytest.mark.full
