@@ -132,6 +132,18 @@ def test_a_module_that_hides_a_folder_of_its_name_counts(tmp_path):
     assert one.digest != other.digest
 
 
+def test_libraries_of_an_environment_in_the_project_are_no_code_of_it(tmp_path):
+    run = RUN.format(body="__import__(job.settings.net)")
+    files = {
+        "run.py": run,
+        "venv/pyvenv.cfg": "",
+        "venv/lib/torch.py": "k = 7",
+        "venv.py": "k = 7",
+    }
+    assert differs(tmp_path / "own", files, "venv.py", "7", "8")
+    assert not differs(tmp_path / "installed", files, "venv/lib/torch.py", "7", "8")
+
+
 WHOLE = RUN.format(body="getattr(nets, job.settings.net)")
 
 

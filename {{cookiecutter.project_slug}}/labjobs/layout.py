@@ -46,6 +46,7 @@ FROZEN = ".version.json"  # in a copy of the code: what was copied
 SWEEPS = ".sweeps"
 SEARCHES = "searches"  # what `propose` and `breed` of run.sh have proposed
 CACHE = ".cache"
+ENVIRONMENT = "pyvenv.cfg"  # in a virtual environment
 EXPORTED = "exported"
 COPIES = TENSORBOARD, WANDB = "tensorboard", "wandb"
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
 
+from labjobs import layout
 from labjobs.evidence.canonical import SCHEME, Code, Use, Writer, Written, short
 from labjobs.evidence.engine_code import EngineCode
 from labjobs.evidence.symbols import Module, Symbols, extent
@@ -112,7 +113,11 @@ class Project:
         """All files with code in the project's folder."""
         found: list[Path] = []
         for folder, folders, files in os.walk(self.symbols.folder):
-            without = NO_CODE if Path(folder) == self.symbols.folder else ()
+            is_root = Path(folder) == self.symbols.folder
+            if layout.ENVIRONMENT in files and not is_root:  # libraries: recorded, never stale
+                folders.clear()
+                continue
+            without = NO_CODE if is_root else ()
             folders[:] = sorted(n for n in folders if not n.startswith(".") and n not in without)
             found += [Path(folder, name) for name in sorted(files) if _is_source(name)]
         return found

@@ -150,12 +150,13 @@ def _asked(
 def paths() -> set[Path]:
     """Return the paths of the code's files, from its folder: in a git repository, the tracked files
     and new files that are not ignored; otherwise, the files next to the scripts and the folders
-    that contain Python files."""
+    that contain Python files. An environment that git does not ignore is no code of the project."""
     listed = names("ls-files", "--cached", "--others", "--exclude-standard")
     found = {Path(name) for name in listed}
     if Path("run.py") not in found:  # no repository, or one that ignores the project
         found = set(_withoutgit())
-    return {path for path in found if (CODE / path).exists()}
+    environments = {path.parent for path in found if path.name == layout.ENVIRONMENT} - {Path()}
+    return {p for p in found if (CODE / p).exists() and environments.isdisjoint(p.parents)}
 
 
 def _withoutgit() -> Iterator[Path]:
