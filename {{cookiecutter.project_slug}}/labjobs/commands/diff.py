@@ -266,7 +266,7 @@ def _of_groups(one: Side, other: Side, differ: set[str]) -> Rows:
         by = {*groups.with_role(every, "task"), *groups.varied(every)} - differ
         rest = sorted(name for name in by if groups.combinations(every, [name]) > 1)
         alike, metrics = groups.groups(every, rest), declared(every)
-        parts: tuple[Part, ...] = ("val", "test")
+        parts: tuple[Part | None, ...] = ("val", "test", None)
         rows = []
         for (cell, jobs), (name, metric), part in product(alike.items(), metrics.items(), parts):
             measured = Measured(name, metric, part)

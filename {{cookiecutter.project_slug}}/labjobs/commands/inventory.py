@@ -412,7 +412,8 @@ def _means(alike: list[dict[str, Any]]) -> dict[str, Any]:
 
     def mean(name: str, each: list[float]) -> float:
         """The mean as figures have it, which is geometric for a logarithmic metric."""
-        is_log = name.removeprefix("best_").partition("_")[2] in logarithmic and min(each) > 0
+        known = {name, name.removeprefix("best_").partition("_")[2]}
+        is_log = known & logarithmic and min(each) > 0
         return geometric_mean(each) if is_log else fmean(each)
 
     return {
@@ -433,7 +434,8 @@ def _print_groups(groups: list[dict[str, Any]]) -> None:
         states = ", ".join(f"{n} {state}" for state, n in sorted(group["states"].items()))
         own = group["settings"].items()
         words = " ".join(f"{n}={as_text(v)}" for n, v in own if len(texts[n]) > 1) or "all jobs"
-        best = {key: value for key, value in group["metrics"].items() if key.startswith(RESULTS)}
+        declared = identity.read(group["script"]).metrics
+        best = {k: v for k, v in group["metrics"].items() if k.startswith(RESULTS) or k in declared}
         means = f"  mean of {group['n']}: {as_line(best)}" if best else ""
         print(f"{states}{means}  {words}")
     print(counted(len(groups), "group"))
