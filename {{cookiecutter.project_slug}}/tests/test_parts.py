@@ -105,6 +105,8 @@ def test_a_dataset_gives_batches_or_one_line_says_why_not(name, tmp_path, offlin
         parts = data.load(replace(DEFAULT, dataset=name), root)
     except SettingsError as error:
         assert str(error).startswith("--")
+    except FileNotFoundError as error:
+        assert str(root) in str(error)
     else:
         batch, count = first_batch(parts)
         assert count and has_rows(batch, count)
