@@ -436,7 +436,10 @@ class Caption:
             more = f" with {text} each" * (max(map(len, each)) > 1)
             text = f"{own[name].nunique()} {LABELS.get(name, name)}s{more}"
         right = by_example(own, metric)
-        return text if right is None else f"{text} and {len(right)} test examples"
+        if right is None:
+            corrected = " (corrected for the examples that they share)"
+            return text + corrected * (overlap(jobs, metric) > 0)
+        return f"{text} and {len(right)} test examples"
 
     @property
     def tested(self) -> dict[Name, pd.DataFrame]:
@@ -448,8 +451,8 @@ class Caption:
     def intervals_over(self, said: str, samples: "list[tuple[pd.DataFrame, Metric]]") -> None:
         each = [*dict.fromkeys(self.of_repeats(*one) for one in samples if mean(*one))]
         found = said.split(" or ")
-        few = ["others"] * (len(each) > 3)
-        assert {*found} <= {*each, *few} and len(found) == len(each[:3] + few), (said, each)
+        few = ["others"] * (len(each) > 6)
+        assert {*found} <= {*each, *few} and len(found) == len(each[:6] + few), (said, each)
 
     def over(self, said: str) -> None:
         """What intervals are over: those of results, or of differences from a baseline."""

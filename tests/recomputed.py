@@ -30,7 +30,6 @@ from captions import (
     lacks,
     lost,
     on_shared,
-    overlap,
     parts_of,
     ranked,
     score,
@@ -532,9 +531,9 @@ def check_tasks(grid: Grid, caption: str) -> None:
     whole.check("by-task", first="")
 
 
-def _over(c: Tables, said: str, corrected: str | None) -> None:
+def _over(c: Tables, said: str) -> None:
     """Means are over all repeats of a row, and differences over those that two rows share."""
-    own, shown, shared = set[str](), list[pd.DataFrame](), set[bool]()
+    own, shown = set[str](), list[pd.DataFrame]()
     for jobs in grouped(c.every, [*varied(c.every, c.grid.settings), "dataset"]).values():
         confirming = jobs[jobs["seed"] >= CONFIRMING]
         shown.append(confirming if len(confirming) else jobs)
@@ -543,10 +542,7 @@ def _over(c: Tables, said: str, corrected: str | None) -> None:
         repeats = [name for name in REPEATS if name in c.every]
         alike = {str(sorted(each[repeats].to_numpy().tolist())): each for each in results}
         for one, other in product(results, alike.values()):
-            each = (one, on_shared(one, other, metric)[0])
-            own |= {c.of_repeats(part, metric) for part in each}
-            shared |= {overlap(part, metric) > 0 for part in each}
-    assert bool(corrected) in shared
+            own |= {c.of_repeats(part, metric) for part in (one, on_shared(one, other, metric)[0])}
     assert {*said.split(" or ")} <= {*own, "others"}, (said, own)
 
 
@@ -571,11 +567,7 @@ OF_TABLES: list[tuple[str, Test]] = [
         r"logarithmic metric)?\.",
         lambda c, _, ratios: bool(ratios) == any(m.log for m in c.metrics("")),
     ),
-    (
-        r" ± and parentheses: 95% intervals over (.*?)(, corrected for the examples that splits "
-        r"share)?\.(?= |$)",
-        _over,
-    ),
+    (r" ± and parentheses: 95% intervals over (.*?)\.(?= |$)", _over),
     (r" Differences are over the repeats that both have\.", lambda c: None),
     (r" Means of fewer than 3 repeats have no interval\.", lambda c: None),
     (

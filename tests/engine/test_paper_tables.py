@@ -349,6 +349,7 @@ def test_costs_count_whatever_became_of_jobs(store):
     table = paper_tables.cost(tables.jobs("cost"))
     assert [column.title for column in table.columns] == ["jobs", "CPU (h)", "examples/s"]
     assert [cell.text for cell in table.total] == ["3", "3.50", ""]
+    assert {"row": "whole project", "cost": "cpu_hours", "sum": 3.5, "jobs": 3} in table.records
 
 
 def test_costs_in_a_column_have_one_number_of_decimals(store):

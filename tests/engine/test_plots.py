@@ -166,6 +166,17 @@ def test_a_mean_of_curves_without_a_step_in_common_is_refused():
         plots.bands(ax, apart, "mlp", LOWER)
 
 
+def test_folds_of_unequal_length_have_a_mean_over_epochs():
+    """The second step of one is the first of another."""
+    _, ax = figures.figure()
+    folds = curves([0.1, 0.2, 0.3], [0.3, 0.4, 0.5])
+    folds["at"] = folds["step"] + 1.0
+    folds["step"] = (folds["step"] + 1) * (folds["job_id"] + 1)
+    plots.bands(ax, folds, "mlp", LOWER)
+    (mean,) = ax.lines
+    assert mean.get_xydata().tolist() == [[1, 0.2], [2, pytest.approx(0.3)], [3, 0.4]]
+
+
 @METRICS
 def test_rankings_are_the_best_first_whichever_way_that_is(metric):
     fig, ax = figures.rows(["good", "bad"], 0.4)

@@ -15,6 +15,7 @@ from labjobs.results.comparison import compare, on_tasks
 from labjobs.results.metrics import NoResults
 from labjobs.results.samples import sample
 from labjobs.settings import Metric, setting
+from scipy import stats
 from settings import METRICS
 
 SAME = {"model": "mlp", "monitor": "val_accuracy"}
@@ -284,8 +285,11 @@ def test_folds_of_a_cross_validation_are_repeats(store):
     style.label_settings({})
     assert groups.label(jobs, ["lr", "seed", "fold"])[0] == "lr 0.1, seed 0, fold 1"
     one(store, "folds", lr=0.1, fold=0, seed=0)
-    with pytest.raises(NoResults, match="13 of 14 jobs are folds, the others are not"):
+    with pytest.raises(NoResults, match="13 of 14 jobs are folds, the others are not; draw one"):
         compare(tables.jobs("folds"), 3)
+    one(store, "folds", dataset="other", fold=0)
+    with pytest.raises(NoResults, match=r"14 jobs \(dataset none\) are folds, .* jobs.py rm, or"):
+        groups.tasks(tables.jobs("folds"))
 
 
 def test_random_splits_are_repeats(store):
@@ -354,6 +358,36 @@ def test_a_row_is_the_same_setting_on_all_tasks_and_only_that(store):
     for shown in on_tasks(tables.jobs("not in rows"), 3).values():
         assert {*shown.samples()} == {"mlp", "vit", "gpt"}
         assert shown.notes == " The jobs differ in lr as well."
+
+
+def test_what_a_fold_takes_the_place_of_tells_no_rows_of_tasks_apart(store):
+    for model, number in product(("mlp", "vit"), (1, 2, 3)):
+        shared = {"model": model, "tests": {"test_accuracy": 0.1 * number}}
+        one(store, "held out", dataset="a", fold=0, val_fraction=0.2, seed=number, **shared)
+        one(store, "held out", dataset="b", fold=number, val_fraction=None, **shared)
+    jobs = tables.jobs("held out")
+    assert groups.varied(jobs) == ["model"]
+    rows = paper_tables.results(jobs).rows
+    assert [*rows] == ["mlp", "vit"]
+    assert all(cell.text.startswith("0.20 ") for row in rows.values() for cell in row)
+
+
+def test_results_derived_from_folds_have_the_interval_of_folds(store):
+    metric, values = {"distance": Metric(better="lower")}, [0.1, 0.2, 0.6]
+    for fold, value in enumerate(values, 1):
+        one(store, "inputs of folds", fold=fold)
+        of = {"job": stored.name({**SAME, "fold": fold}), "monitor": "none"}
+        store.job("of folds", {}, metric, tests={"distance": value}, **of)
+    jobs = tables.joined(tables.jobs("of folds"), tables.jobs("inputs of folds"))
+    shown = compare(jobs, 1, metric=metrics.shown(jobs))
+    corrected = "corrected for the examples that they share"
+    assert shown.repeats == f"mean of 3 job folds, 95% t interval over folds, {corrected}"
+    (found,) = shown.samples().values()
+    half = stats.t.ppf(0.975, 2) * np.std(values, ddof=1) * math.sqrt(1 / 3 + 1 / 2)
+    assert found.estimate.interval.high == pytest.approx(0.3 + half)
+    said = paper_tables.results(jobs)
+    assert f"95% intervals over 3 job folds ({corrected})." in said.about
+    assert said.records[0]["interval"] == f"95% over 3 job folds ({corrected})"
 
 
 def test_tasks_are_never_compared(store):

@@ -21,7 +21,15 @@ from labjobs.cli.flags import as_plain
 from labjobs.job.terminal import counted as number_of
 from labjobs.results import groups, tables
 from labjobs.results.intervals import NEEDED
-from labjobs.results.metrics import CURE, Measured, NoResults, Part, chooser, shown
+from labjobs.results.metrics import (
+    CURE,
+    THROUGHPUT,
+    Measured,
+    NoResults,
+    Part,
+    chooser,
+    shown,
+)
 from labjobs.results.samples import SHARED, Difference, Sample, differences, either, over, sample
 from labjobs.results.style import Look, looks, settings
 
@@ -136,8 +144,9 @@ class Comparison:
         if self.among or max(counts) < NEEDED:
             return self.means
         scale = " of the logarithm" if self.metric.log else ""
-        kind = "split" if any(groups.SPLIT_SEED in by for by in split) else "fold"
-        shares = any(split) and self.metric.part
+        by = {groups.is_of(name, [groups.FOLD]) for each in split for name in each}
+        kind = "fold" if all(by) else "split"
+        shares = any(split) and self.metric != THROUGHPUT
         which = f" over {kind}s, corrected for the examples that they share" if shares else ""
         if which and any(n >= NEEDED and not by for n, by in zip(counts, split, strict=True)):
             which += f", or over seeds where there is one {kind}"
@@ -287,7 +296,8 @@ def compare(
     """
     if len(tasks := groups.tasks(jobs)) > 1:
         which = f"{' and '.join(tasks)} are different tasks, which are not compared"
-        raise NoResults(f"{which}; draw each of groups.tasks(jobs), or name one in ONLY of plot.py")
+        one = {name: jobs[name].iloc[0] for name in groups.with_role(jobs, "task")[:1]}
+        raise NoResults(f"{which}; draw each of groups.tasks(jobs), or tables.only(jobs, {one})")
     parts = distributed(jobs, most, along, needed)
     by = [*along, *(name for part in parts for name in part)]
     rest, chosen, among = [name for name in groups.varied(jobs) if name not in by], "", ""

@@ -39,7 +39,7 @@ LOWEST = 1.45  # inches of a figure of rows, so that its labels take less than a
 ABOVE = 0.12  # inches between the names of two rows
 
 ACROSS, PANEL = 3, 2.1  # panels in a row, at most, and their height in inches
-LABEL, TALL = 0.62, 0.72  # fractions of a panel's width and height that a label's line may take
+LABEL, TALL = 0.56, 0.72  # fractions of a panel's width and height that a label's line may take
 
 DIRECT = 4  # the largest number of lines that are named at their ends instead of in a legend
 NAME = 0.3  # the largest fraction of a figure's width that such a name may take
@@ -339,8 +339,8 @@ def limit_to_curves(ax: Axes, curves: Curves, metric: Measured) -> str:
     a linear axis, the worst values, such as those of the first steps, are left out. Return what the
     caption has to say about this."""
     lines = [line for of_panel in curves.values() for line in of_panel.values()]
-    ends = [line.groupby("job_id")["step"].max().nunique() for line in lines]
-    early = " Means end where the first of their jobs ends." * (max(ends, default=1) > 1)
+    lengths = [line.groupby("job_id").size().nunique() for line in lines]
+    early = " Means end where the first of their jobs ends." * (max(lengths, default=1) > 1)
     axes, each = [panel.yaxis for panel in text.figure_of(ax).axes], [x["value"] for x in lines]
     return early + _limit(axes, each, metric, hidden=0 if metric.log else HIDDEN, extra=0)
 

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from labjobs.errors import require_known
+from labjobs.errors import few, require_known
 from labjobs.job import code_evidence, data_evidence
 from labjobs.results import intervals, tables
 from labjobs.results.metrics import CURE, Measured, NoResults, Part, chooser
 from labjobs.results.style import names, setting
-from labjobs.settings import CONFIRMING, ROLES, Role
+from labjobs.settings import CONFIRMING, HELD_OUT, ROLES, Role
 from labjobs.tracking.stored_jobs import folder_of
 
 SEED, FOLD, SPLIT_SEED = "seed", "fold", "split_seed"  # settings in which repeats differ
@@ -24,6 +24,12 @@ SEED, FOLD, SPLIT_SEED = "seed", "fold", "split_seed"  # settings in which repea
 SPLITS = (FOLD, SPLIT_SEED)
 """Those by which the examples are split. Seeds of the same split share its examples, so that only
 splits are samples of what another choice of examples would give."""
+
+
+def is_of(setting: str, names: Sequence[str]) -> bool:
+    """Return whether a setting is one of these, or that of a job from which others are derived:
+    `job_fold` is of `fold`, as `tables.joined` names it."""
+    return setting in names or setting.endswith(tuple(f"_{name}" for name in names))
 
 
 def with_role(jobs: pd.DataFrame, role: Role) -> list[str]:
@@ -60,11 +66,15 @@ def tasks(jobs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     NoResults if folds of a cross-validation would be averaged with jobs that have none."""
     names = [name for name in with_role(jobs, "task") if combinations(jobs, [name]) > 1]
     found = groups(jobs, names)
-    for alike in found.values():
-        folds = int(alike[FOLD].map(bool).sum()) if FOLD in alike else 0
-        if 0 < folds < len(alike):
+    for task, alike in found.items():
+        is_fold = alike[FOLD].map(bool) if FOLD in alike else pd.Series(dtype=bool)
+        if 0 < (folds := int(is_fold.sum())) < len(alike):
+            others = few(sorted(alike.loc[is_fold != is_fold.mode()[0], "job_id"]), 3)
             cure = 'draw one kind: ONLY = {"fold": 0} in plot.py, or a list of folds'
-            raise NoResults(f"{folds} of {len(alike)} jobs are folds, the others are not; {cure}")
+            if task:  # for which ONLY would have to be another one
+                cure = f"remove {others} with jobs.py rm, or draw one of the tasks with --task"
+            those = f"{folds} of {len(alike)} jobs{f' ({task})' * bool(task)}"
+            raise NoResults(f"{those} are folds, the others are not; {cure}")
     return found
 
 
@@ -79,7 +89,7 @@ def with_task_of(jobs: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
 def counted(alike: Sequence[pd.DataFrame], repeats: Sequence[str]) -> str:
     """Return how many repeats jobs with the same settings have, by the settings in which they
     differ: `2–3 seeds`, `5 folds with 3 seeds each`."""
-    by = [name for name in repeats if name in SPLITS]
+    by = [name for name in repeats if is_of(name, SPLITS)]
     within = [name for name in repeats if name not in by] or [SEED]
     single = [jobs for of in alike for _, jobs in of.groupby(by, dropna=False)] if by else alike
     splits = " and ".join(f"{setting(name)}s" for name in by)
@@ -98,14 +108,17 @@ def between(counts: Sequence[int]) -> str:
 
 def split_by(repeats: pd.DataFrame) -> list[str]:
     """Return the settings by which the examples of some repeats are split differently."""
-    return [name for name in SPLITS if name in repeats and combinations(repeats, [name]) > 1]
+    roles = repeats.attrs.get("roles", {})
+    names = [name for name in map(str, repeats) if roles.get(name, "repeat") == "repeat"]
+    return [name for name in names if is_of(name, SPLITS) and combinations(repeats, [name]) > 1]
 
 
 def unlike_splits(alike: Iterable[pd.DataFrame]) -> str:
     """Return a sentence for captions, which begins with a space, if the results of some settings
     are of other splits than those of others: one split is harder than another."""
-    each = (own.reindex(columns=[*SPLITS]).astype(str).to_numpy() for own in alike)
-    splits = {frozenset(map(tuple, own)) for own in each if len(own)}
+    known = [own for own in alike if len(own)]
+    each = (own[[name for name in own if is_of(name, SPLITS)]].astype(str) for own in known)
+    splits = {frozenset(own.itertuples(index=False, name=None)) for own in each}
     return " Not all have the same splits, which may be unequally hard." * (len(splits) > 1)
 
 
@@ -123,16 +136,17 @@ def split_means(values: ArrayLike, repeats: pd.DataFrame, log: bool = False) -> 
 
 def overlap(jobs: pd.DataFrame, part: Part | None = "val") -> float:
     """Return the ratio of the examples on a part of the data to training examples, if jobs are of
-    several splits; else 0. On test data it is that of validation data if it is not known."""
-    if part is None or not (by := split_by(jobs)):  # a speed has no examples
+    several splits; else 0. Unless it is known for test data, it is that of validation data."""
+    if not (by := split_by(jobs)):
         return 0.0
     sizes = [tables.sizes(str(folder)) for folder in jobs.get("job_folder", ()) if part == "test"]
     if ratios := [each["test"] / each["train"] for each in sizes if {"test", "train"} <= {*each}]:
         return max(ratios)
-    if FOLD in jobs and jobs[FOLD].map(bool).all():
-        return 1 / max(1, int(jobs[FOLD].max()) - 1)
-    splits = combinations(jobs, by)
-    held_out = float(jobs["val_fraction"].max()) if "val_fraction" in jobs else 1 / splits
+    if folds := [name for name in by if is_of(name, [FOLD]) and jobs[name].map(bool).all()]:
+        return 1 / max(1, int(jobs[folds].max(axis=None)) - 1)
+    fractions = [name for name in jobs if is_of(name, ["val_fraction"])]
+    most = float(jobs[fractions].astype(float).max(axis=None))
+    held_out = most if fractions else 1 / combinations(jobs, by)
     return held_out / (1 - held_out)
 
 
@@ -145,7 +159,14 @@ def varied(jobs: pd.DataFrame) -> list[str]:
         return int(commonest), not is_numeric(jobs, name), name
 
     names = {*jobs.attrs["settings"]} - {*repeated(jobs), *with_role(jobs, "task")}
-    return sorted((name for name in names if len(values_of(jobs, name)) > 1), key=rank)
+    return sorted((name for name in names if _count(jobs, name) > 1), key=rank)
+
+
+def _count(jobs: pd.DataFrame, name: str) -> int:
+    """How many values a setting has. What a fold takes the place of, such as `val_fraction`, has
+    none in jobs with a fold, and does not tell them apart from those of a task without folds."""
+    values = values_of(jobs, name)
+    return len(values) - (None in values and is_of(name, HELD_OUT))
 
 
 VALUES = "values of settings"  # the attribute of a part of a table that has those of all jobs

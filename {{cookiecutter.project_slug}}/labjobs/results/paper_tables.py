@@ -32,6 +32,7 @@ MOST_TASKS = 4  # largest number of tasks that are columns; more are rows
 MOST_ROWS = 20  # if plot.py does not say which settings have rows of their own
 
 ALL = "all jobs"  # the only row, if no setting varies
+TOTAL = "whole project"  # the last row of a table that has one for all jobs
 NOTHING = "–"  # a cell for which no job was run
 LOST = ("diverged", "failed", "no result")  # jobs without which a mean would be too good
 
@@ -131,9 +132,8 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
                 record = _record(grid, name, alike[name], task, one, found.get(name), **chosen)
                 table.records.append(record)
     some_lack = any(0 < len(each) < NEEDED for each in every)
-    shared = any(each.is_shown and each.shared for each in every)
     geometric = GEOMETRIC * any(metric.log for metric in metrics)
-    table.about = _intervals(samples.over(every), shared, some_lack) + geometric + _bold(table)
+    table.about = _intervals(samples.over(every), some_lack) + geometric + _bold(table)
     table.about += _by_task(said) + fewer + others + splits + _confirmed(table, grid.jobs)
     return _turned(table) if len(metrics) == 1 < MOST_TASKS < len(table.columns) else table
 
@@ -190,8 +190,7 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
             table.add(Column(_title(metric), task), [first, *cells])
             for name, one in each.items():
                 table.records.append(_record(grid, name, alike[name], task, one, found.get(name)))
-    over = samples.either(one.over for one in known)
-    intervals = _intervals(over, any(one.shared for one in known))
+    intervals = _intervals(samples.either(one.over for one in known))
     some_log = any(metric.log for metric in metrics)
     ratios = ", or ratios (×) to it for a logarithmic metric" * some_log
     table.about = (
@@ -229,11 +228,13 @@ def cost(jobs: pd.DataFrame, rows: Sequence[str] = ()) -> Table:
         decimals = style.decimals(each, [one.mean for one in each if math.isfinite(one.mean)])
         table.add(Column(COSTS[name]), [_price(one.mean, decimals) for one in each])
         whole = math.fsum(groups.finite(spent, name))
-        table.total.append(_price(whole, decimals) if name in TOTALS else Cell(""))
         table.records += [
             {"row": row, "cost": name, "mean": one.mean, "jobs": len(found)}
             for (row, found), one in zip(alike.items(), each, strict=True)
         ]
+        table.total.append(_price(whole, decimals) if name in TOTALS else Cell(""))
+        if name in TOTALS:
+            table.records.append({"row": TOTAL, "cost": name, "sum": whole, "jobs": len(spent)})
     devices = ", ".join(sorted(jobs["hardware"].unique()))
     table.about = (
         f"Means of jobs that finished, on {devices}. The last row is the sum over all {len(spent)} "
@@ -547,12 +548,11 @@ def _record(
 # Sentences for captions; they begin with a space.
 
 
-def _intervals(known: str, shared: bool, some_lack: bool = False) -> str:
+def _intervals(known: str, some_lack: bool = False) -> str:
     lacking = f" Means of fewer than {NEEDED} repeats have no interval."
     if not known:
         return lacking
-    corrected = ", corrected for the examples that splits share" * shared
-    return f" ± and parentheses: 95% intervals over {known}{corrected}.{lacking * some_lack}"
+    return f" ± and parentheses: 95% intervals over {known}.{lacking * some_lack}"
 
 
 def _by_task(said: Mapping[str, str]) -> str:

@@ -45,12 +45,14 @@ def bands(ax: Axes, curves: pd.DataFrame, label: str, metric: Measured, look: Lo
     ends, and the band stays within the metric's range. Fewer than three curves have no band. Raises
     NoResults if the curves have no step in common, as with folds of different sizes."""
     each = curves.assign(at=curves.get("at", curves["step"]))
-    table = each.pivot(index="step", columns="job_id", values=["value", "at"])
+    # Epochs coincide where folds have other numbers of steps; seconds never do.
+    each["point"] = min((each["step"], each["at"]), key=pd.Series.nunique)
+    table = each.pivot(index="point", columns="job_id", values=["value", "at"])
     places, values = table["at"].to_numpy(dtype=float), metric.checked(table["value"])
     whole = np.isfinite(values).all(axis=1)
-    if (curves.groupby("step").size() < values.shape[1]).all():
+    if (each.groupby("point").size() < values.shape[1]).all():
         whose = f" ({label})" if label else ""
-        cure = "give --eval-every in steps, such as 50"
+        cure = "give --eval-every in steps, such as 50, or draw them along epochs (ALONG)"
         raise NoResults(f"the jobs{whose} have values at different steps; {cure}")
     steps = places.mean(axis=1)
     of = curves.drop_duplicates("job_id").set_index("job_id").loc[table["value"].columns]

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from labjobs.results import groups, intervals, tables
 from labjobs.results.intervals import NEEDED, Estimate, Interval
-from labjobs.results.metrics import Measured
+from labjobs.results.metrics import THROUGHPUT, Measured
 
+MOST = 6  # things that captions name with `or` between them
 LEVEL = 0.05  # the probability, for all comparisons, below which two results can be told apart
 
 
@@ -106,7 +107,7 @@ class Sample:
         repeats = [str(name) for name in frame if groups.combinations(frame, [str(name)]) > 1]
         many = groups.counted([frame], repeats)
         if self.of_examples is None:
-            return many
+            return f"{many} (corrected for the examples that they share)" if self.shared else many
         what = "test examples" if self.group is None else "groups of test examples"
         return f"{many} and {len(self.of_examples)} {what}"
 
@@ -119,7 +120,7 @@ def over(samples: Iterable[Sample]) -> str:
 def either(words: Iterable[str]) -> str:
     """Return different words with `or` between them."""
     every = [*dict.fromkeys(words)]
-    return f"{' or '.join(every[:3])}{' or others' if len(every) > 3 else ''}"
+    return f"{' or '.join(every[:MOST])}{' or others' if len(every) > MOST else ''}"
 
 
 def sample(jobs: pd.DataFrame, metric: Measured) -> Sample:
@@ -132,7 +133,7 @@ def sample(jobs: pd.DataFrame, metric: Measured) -> Sample:
     same = found and np.allclose(found.values.mean(axis=0), results, rtol=1e-3, atol=1e-6)
     examples, which, group = found if found and same else (None, (), None)
     lost = int(jobs["ended"].notna().sum()) - len(results)
-    overlap = groups.overlap(jobs, metric.part)
+    overlap = 0.0 if metric == THROUGHPUT else groups.overlap(jobs, metric.part)
     return Sample(results, metric, examples, which, overlap, lost, group)
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 from labjobs import files
 from labjobs.results import text
 from labjobs.results.figure_files import latex, plain
-from labjobs.results.paper_tables import Cell, Table
+from labjobs.results.paper_tables import TOTAL, Cell, Table
 from labjobs.results.style import Venue
 
 KINDS = ("tex", "caption.tex", "md", "csv", "json")  # the files of a table
@@ -24,7 +24,6 @@ HEAD = "% written by plot.py, and replaced by it"
 PLUS_MINUS = r"\,$\pm$\,"
 SPACE = 12  # points between two columns, in LaTeX's own documents
 LAST_LATIN = 0x24F  # the last character of LaTeX's usual fonts, besides those that `latex` writes
-TOTAL = "whole project"  # the name of the last row of a table that has one for all jobs
 
 
 def save(table: Table, stem: Path, caption: str, about: dict[str, Any], venue: Venue) -> list[str]:
