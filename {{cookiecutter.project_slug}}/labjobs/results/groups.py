@@ -117,7 +117,9 @@ def unlike_splits(alike: Iterable[pd.DataFrame]) -> str:
     """Return a sentence for captions, which begins with a space, if the results of some settings
     are of other splits than those of others: one split is harder than another."""
     known = [own for own in alike if len(own)]
-    each = (own[[name for name in own if is_of(name, SPLITS)]].astype(str) for own in known)
+    each = (
+        own[[name for name in map(str, own) if is_of(name, SPLITS)]].astype(str) for own in known
+    )
     splits = {frozenset(own.itertuples(index=False, name=None)) for own in each}
     return " Not all have the same splits, which may be unequally hard." * (len(splits) > 1)
 
@@ -143,9 +145,9 @@ def overlap(jobs: pd.DataFrame, part: Part | None = "val") -> float:
     if ratios := [each["test"] / each["train"] for each in sizes if {"test", "train"} <= {*each}]:
         return max(ratios)
     if folds := [name for name in by if is_of(name, [FOLD]) and jobs[name].map(bool).all()]:
-        return 1 / max(1, int(jobs[folds].max(axis=None)) - 1)
-    fractions = [name for name in jobs if is_of(name, ["val_fraction"])]
-    most = float(jobs[fractions].astype(float).max(axis=None))
+        return 1 / max(1, int(jobs[folds].to_numpy(dtype=int).max()) - 1)
+    fractions = [name for name in map(str, jobs) if is_of(name, ["val_fraction"])]
+    most = float(jobs[fractions].to_numpy(dtype=float).max(initial=0))
     held_out = most if fractions else 1 / combinations(jobs, by)
     return held_out / (1 - held_out)
 
