@@ -175,6 +175,15 @@ def test_folds_of_unequal_length_have_a_mean_over_epochs():
     plots.bands(ax, folds, "mlp", LOWER)
     (mean,) = ax.lines
     assert mean.get_xydata().tolist() == [[1, 0.2], [2, pytest.approx(0.3)], [3, 0.4]]
+    assert "Means end" not in figures.limit_to_curves(ax, {"": {"mlp": folds}}, LOWER)
+
+
+def test_it_is_said_where_means_end_before_some_of_their_jobs():
+    _, ax = figures.figure()
+    each = curves([0.1, 0.2, 0.3], [0.3, 0.4, 0.5])
+    each.loc[5, "step"] += 1  # as many points, and another end
+    said = figures.limit_to_curves(ax, {"": {"mlp": each}}, LOWER)
+    assert said.startswith(" Means end where the first of their jobs ends.")
 
 
 @METRICS

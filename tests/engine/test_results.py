@@ -288,7 +288,7 @@ def test_folds_of_a_cross_validation_are_repeats(store):
     with pytest.raises(NoResults, match="13 of 14 jobs are folds, the others are not; draw one"):
         compare(tables.jobs("folds"), 3)
     one(store, "folds", dataset="other", fold=0)
-    with pytest.raises(NoResults, match=r"14 jobs \(dataset none\) are folds, .* jobs.py rm, or"):
+    with pytest.raises(NoResults, match=r"14 jobs \(dataset none\) are folds, .* see whether mod"):
         groups.tasks(tables.jobs("folds"))
 
 
@@ -388,6 +388,27 @@ def test_results_derived_from_folds_have_the_interval_of_folds(store):
     said = paper_tables.results(jobs)
     assert f"95% intervals over 3 job folds ({corrected})." in said.about
     assert said.records[0]["interval"] == f"95% over 3 job folds ({corrected})"
+    one(store, "inputs of folds", fold=0, val_fraction=0.2)
+    of["job"] = stored.name({**SAME, "fold": 0, "val_fraction": 0.2})
+    store.job("of folds", {}, metric, tests={"distance": 0.1}, **of)
+    jobs = tables.joined(tables.jobs("of folds"), tables.jobs("inputs of folds"))
+    with pytest.raises(NoResults, match="3 of 4 jobs are folds"):
+        compare(jobs, 1, metric=metrics.shown(jobs))
+
+
+def test_splits_of_one_fold_are_corrected_beside_jobs_that_hold_a_fraction_out(store):
+    for seed in range(3):
+        one(store, "one fold", [0.1 * seed], fold=3, split_seed=seed, val_fraction=None)
+    one(store, "one fold", dataset="other", fold=0, split_seed=0, val_fraction=0.2)
+    jobs = tables.only(tables.jobs("one fold"), {"fold": 3})
+    assert groups.overlap(jobs) == 0.5
+
+
+def test_only_repeats_split_examples(store):
+    for folds, lr in product((5, 10), (1, 2)):
+        one(store, "method", [0.1 * lr], num_fold=folds, lr=lr, seed=0)
+    jobs = tables.jobs("method")
+    assert groups.split_by(jobs) == [] and compare(jobs, 2).unlike_splits == ""
 
 
 def test_tasks_are_never_compared(store):

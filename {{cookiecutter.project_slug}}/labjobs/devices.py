@@ -448,7 +448,9 @@ class GlobalStreams:
     def separate(self) -> None:
         """From here on, each process of the job draws its own numbers."""
         if number := self._processes.rank.number:  # those of process 0 go on as they are
-            _seed_all(seed_for(self._seed, "process", number))
+            words = f"{self._seed}/process/{number}"
+            digest = hashlib.sha256(words.encode()).digest()
+            _seed_all(int.from_bytes(digest[:8], "big") >> 1)
         self._begun = self._own_state()
 
     def state_dict(self) -> dict[str, Any]:
@@ -483,12 +485,6 @@ class GlobalStreams:
         on_host, device = host_numbers(), self._device
         own = on_host["torch"] if device.type == "cpu" else _module(device).get_rng_state(device)
         return {**on_host, "device": {device.type: own}}
-
-
-def seed_for(seed: int, *use: str | int) -> int:
-    """Return the seed of one use of a job's seed: always the same, and another for each use."""
-    words = "/".join(map(str, (seed, *use)))
-    return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") >> 1
 
 
 def _seed_all(seed: int) -> None:

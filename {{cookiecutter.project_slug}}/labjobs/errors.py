@@ -87,12 +87,12 @@ BROKEN_GPU = (
 
 def cause(error: BaseException) -> str:
     """Return an error in one line; one from a loader's process comes with its trace before it."""
-    number = error.errno if isinstance(error, OSError) else None
     # Libraries that are not in Python say it in words alone.
-    if number in FULL or any(os.strerror(each) in str(error) for each in FULL):
+    in_words = not isinstance(error, OSError) and any(os.strerror(n) in str(error) for n in FULL)
+    if in_words or (isinstance(error, OSError) and error.errno in FULL):
         return f"{DISK_IS_FULL}; free some space and give the same command again"
-    if number in LIMITS:
-        return f"{os.strerror(number)}; raise the limit with `{LIMITS[number]}` in the shell"
+    if isinstance(error, OSError) and error.errno in LIMITS:
+        return f"{error.strerror}; raise the limit with `{LIMITS[error.errno]}` in the shell"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     lines = str(error).strip().splitlines() or [""]

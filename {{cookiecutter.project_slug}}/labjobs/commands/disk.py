@@ -18,8 +18,7 @@ from labjobs.errors import JobError, cause, few
 from labjobs.files import PROJECT, json_of, read_json, shown
 from labjobs.job import attempts, identity
 from labjobs.job.folder import owner_of
-from labjobs.job.identity import TAG
-from labjobs.job.journal import record_of, tag_of
+from labjobs.job.journal import record_of
 from labjobs.job.terminal import counted, leave
 from labjobs.tracking import courier, stored_jobs
 
@@ -170,7 +169,7 @@ def _clutter(project: Project) -> Iterator[Useless]:
         own = _own(project.runs_root / job.id)
         if any(locks.held(path / layout.LOCK) for path in own):
             busy = True
-        elif own and job.id not in needed and all(tag_of(a, TAG).startswith("find ") for a in own):
+        elif own and job.id not in needed and all(map(_measured, own)):
             yield Useless(project.runs_root / job.id, "measured for find", own, job)
         else:
             for attempt in own:
@@ -184,6 +183,13 @@ def _clutter(project: Project) -> Iterator[Useless]:
 def _own(job: Path) -> list[Path]:
     """The folders of a job's attempts that are no links, also of one that is about to begin."""
     return [p for p in ([] if job.is_symlink() else job.glob("*/")) if not p.is_symlink()]
+
+
+def _measured(attempt: Path) -> bool:
+    """Whether `find` has run a job, as the first lines of its journal say."""
+    with suppress(OSError), (attempt / layout.JOURNAL).open("rb") as file:
+        return f'"{identity.TAG}": "find '.encode() in file.read(65_536)
+    return False
 
 
 def _outdated(job: Job, attempt: Path) -> Iterator[Useless]:

@@ -11,8 +11,8 @@ import re
 import textwrap
 import warnings
 from argparse import Namespace
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -119,10 +119,7 @@ def _write(folder: Path, model: nn.Module, example: Make) -> None:
     """Write the network as a program and its weights by name; read the program back and check it.
     Raises JobError if its outputs are not the network's, OSError."""
     content = io.BytesIO()  # on a full disk, torch's writer, in C++, would end the process
-    # What torch reports of its work, such as graphs, is of no use here.
-    logging.disable()
-    warnings.simplefilter("ignore")
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+    with _quiet():
         torch.export.save(traced(model, example), content)
     (folder / MODEL).write_bytes(content.getbuffer())
     save_model(model, str(folder / WEIGHTS), {"format": "pt"})
@@ -172,6 +169,19 @@ def traced(model: nn.Module, example: Make) -> ExportedProgram:
             f"({textwrap.shorten(reason, 200, placeholder=' …')}); "
             "`python jobs.py docs export` shows what to write instead"
         ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what torch reports of its work to itself: graphs, and what it leaves as it is."""
+    nowhere, disabled = io.StringIO(), logging.root.manager.disable
+    logging.disable()
+    try:
+        ignored = warnings.catch_warnings(action="ignore")
+        with redirect_stdout(nowhere), redirect_stderr(nowhere), ignored:
+            yield
+    finally:
+        logging.disable(disabled)
 
 
 @torch.no_grad()

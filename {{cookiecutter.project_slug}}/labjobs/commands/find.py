@@ -12,6 +12,7 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +32,7 @@ from labjobs.errors import JobError, SettingsError, require
 from labjobs.files import CODE, json_of
 from labjobs.job import identity
 from labjobs.job.folder import JobFolder
-from labjobs.job.journal import EXAMPLES, MEMORY, NOISE, RATE, SIGNAL, tag_of
+from labjobs.job.journal import EXAMPLES, MEMORY, NOISE, RATE, SIGNAL
 from labjobs.job.runtime import LENGTHS, Runtime
 from labjobs.job.terminal import Interruption
 from labjobs.results import intervals
@@ -183,10 +184,8 @@ class Trials:
         """Return the points of a job that have a metric; run it, if it is not measured yet. `cure`
         says what to do if there are none. Raises SettingsError for wrong settings, JobError for a
         job that cannot be measured."""
-        outcome, said, purpose = job.outcome(), "", self._purpose_of(job)
-        # It may have run for another purpose, with other flags or on another machine.
-        known = tag_of(job.latest, identity.TAG) if job.latest else purpose
-        over = self._again or bool(job.evidence.change) or known != purpose
+        outcome, said = job.outcome(), ""
+        over = self._again or bool(job.evidence.change) or self._was_other(job)
         if over or not (outcome.get("status") in MEASURED or _lacked_memory(outcome)):
             said = self._run(job, ["--force"] if over else [])
             job = _changed(job)
@@ -210,6 +209,13 @@ class Trials:
         """The purpose, and what speed and memory depend on: the job's flags and the machine."""
         command = shlex.join(["python", *words_of(job)])
         return f"{self._purpose}; {command} on {platform.node()}"
+
+    def _was_other(self, job: JobFolder[Any]) -> bool:
+        """Whether the job has run for another purpose, with other flags or elsewhere."""
+        with suppress(JobError, OSError):
+            path = job.latest
+            return bool(path and Recorded(path).tag(identity.TAG) != self._purpose_of(job))
+        return True
 
     def _run(self, job: JobFolder[Any], words: Sequence[str]) -> str:
         """Run a job's process to its end; return its last line."""

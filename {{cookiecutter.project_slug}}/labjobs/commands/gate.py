@@ -8,8 +8,8 @@ validation examples, and all code but train(), the network and what only these u
 
 import json
 import math
-import os
 import re
+import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from labjobs.cli.flags import option
 from labjobs.cli.parser import parse
 from labjobs.commands import find, inventory
 from labjobs.commands.inventory import Job, Project
-from labjobs.commands.replay import Recorded, run
+from labjobs.commands.replay import Recorded
 from labjobs.errors import JobError, SettingsError, few, require
 from labjobs.files import CODE, PROJECT, json_of, write_text
 from labjobs.job import attempts, code_evidence, data_evidence, identity, journal
@@ -262,9 +262,13 @@ def _finished(job: JobFolder[Any]) -> Path | None:
     finished."""
     over = ["--force"] if job.latest and not job.begun else []  # other code has results, too
     command = [sys.executable, *find.words_of(job), *over, "--quiet"]
-    status, said = run(command, PROJECT, os.environ)
-    if said:
-        print(said, file=sys.stderr, flush=True)
+    process = subprocess.Popen(command, cwd=PROJECT, stdout=sys.stderr)
+    try:
+        status = process.wait()
+    except BaseException:  # interrupted
+        process.terminate()
+        process.wait()
+        raise
     if path := attempts.finished_at(job.id, job.runs_root):
         return path
     if attempts.status_of(job.path) == "diverged":

@@ -154,12 +154,13 @@ class Resident(Batches):
         super().__init__(order, "resident")
         self._device, self._dataset = device, dataset  # kept alive, since its address is its key
         key = id(dataset), device
-        if key in _RESIDENT:
-            whole = _RESIDENT[key]._examples
+        self._first = _RESIDENT.get(key)  # kept alive too, for those that come later
+        if self._first is not None:
+            whole = self._first._examples
         else:
             whole = trees.mapped(lambda leaf: leaf.to(device), _everything(dataset, processes))
+            _RESIDENT[key] = self
         self._examples = whole
-        _RESIDENT[key] = self
         self._leaves: list[Tensor] = trees.leaves(whole)
         self._bytes = max(1, sum(leaf[:1].nbytes for leaf in self._leaves))
         flat = type(whole) is tuple and all(isinstance(each, Tensor) for each in whole)
@@ -180,7 +181,7 @@ class Resident(Batches):
 
 
 _RESIDENT: WeakValueDictionary[tuple[int, torch.device], Resident] = WeakValueDictionary()
-"""Batches by dataset and device, while they are in use: all subsets share one copy of the data."""
+"""The first batches of a dataset on a device, while any are in use: all share one copy of it."""
 
 
 def _everything(dataset: Dataset[Any], processes: int) -> Any:
@@ -417,8 +418,9 @@ class _Whole(Dataset[Read]):
 
 
 # Batches of a stream, whose examples come one after another, without an index: docs/recipes.md says
-# what it may have. Its parts take turns batch by batch, and their number does not depend on the
-# machine: the batches are the same with any number of processes.
+# what it may have; `num_shards` and `shard` are as in Hugging Face's streams. Its parts take turns
+# batch by batch, and their number does not depend on the machine: the batches are the same with any
+# number of processes.
 
 OTHER_EXAMPLES = (
     "the stream gives other examples when it is read again, so the job does not continue as it "

@@ -296,7 +296,8 @@ def compare(
     """
     if len(tasks := groups.tasks(jobs)) > 1:
         which = f"{' and '.join(tasks)} are different tasks, which are not compared"
-        one = {name: jobs[name].iloc[0] for name in groups.with_role(jobs, "task")[:1]}
+        varied = (n for n in groups.with_role(jobs, "task") if groups.combinations(jobs, [n]) > 1)
+        one = {name: jobs[name].tolist()[0] for name in varied}
         raise NoResults(f"{which}; draw each of groups.tasks(jobs), or tables.only(jobs, {one})")
     parts = distributed(jobs, most, along, needed)
     by = [*along, *(name for part in parts for name in part)]

@@ -25,7 +25,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import AutoLocator, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike, NDArray
 
-from labjobs.results import text
+from labjobs.results import tables, text
 from labjobs.results.comparison import Curves
 from labjobs.results.metrics import Measured, NoResults
 from labjobs.results.samples import Difference, Sample
@@ -339,8 +339,8 @@ def limit_to_curves(ax: Axes, curves: Curves, metric: Measured) -> str:
     a linear axis, the worst values, such as those of the first steps, are left out. Return what the
     caption has to say about this."""
     lines = [line for of_panel in curves.values() for line in of_panel.values()]
-    lengths = [line.groupby("job_id").size().nunique() for line in lines]
-    early = " Means end where the first of their jobs ends." * (max(lengths, default=1) > 1)
+    ends = [tables.moments(line).groupby(line["job_id"]).max().nunique() for line in lines]
+    early = " Means end where the first of their jobs ends." * (max(ends, default=1) > 1)
     axes, each = [panel.yaxis for panel in text.figure_of(ax).axes], [x["value"] for x in lines]
     return early + _limit(axes, each, metric, hidden=0 if metric.log else HIDDEN, extra=0)
 

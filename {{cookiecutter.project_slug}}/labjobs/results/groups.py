@@ -67,14 +67,15 @@ def tasks(jobs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     names = [name for name in with_role(jobs, "task") if combinations(jobs, [name]) > 1]
     found = groups(jobs, names)
     for task, alike in found.items():
-        is_fold = alike[FOLD].map(bool) if FOLD in alike else pd.Series(dtype=bool)
-        if 0 < (folds := int(is_fold.sum())) < len(alike):
-            others = few(sorted(alike.loc[is_fold != is_fold.mode()[0], "job_id"]), 3)
-            cure = 'draw one kind: ONLY = {"fold": 0} in plot.py, or a list of folds'
-            if task:  # for which ONLY would have to be another one
-                cure = f"remove {others} with jobs.py rm, or draw one of the tasks with --task"
-            those = f"{folds} of {len(alike)} jobs{f' ({task})' * bool(task)}"
-            raise NoResults(f"{those} are folds, the others are not; {cure}")
+        for name in splitting(alike, [FOLD]):
+            is_fold = alike[name].map(bool)
+            if 0 < (folds := int(is_fold.sum())) < len(alike):
+                others = few(sorted(alike.loc[is_fold != is_fold.mode()[0], "job_id"]), 3)
+                cure = 'draw one kind: ONLY = {"fold": 0} in plot.py, or a list of folds'
+                if task:  # for which ONLY would have to be another one
+                    cure = f"draw other tasks with --task, or see whether {others} belong there"
+                those = f"{folds} of {len(alike)} jobs{f' ({task})' * bool(task)}"
+                raise NoResults(f"{those} are folds, the others are not; {cure}")
     return found
 
 
@@ -108,18 +109,20 @@ def between(counts: Sequence[int]) -> str:
 
 def split_by(repeats: pd.DataFrame) -> list[str]:
     """Return the settings by which the examples of some repeats are split differently."""
-    roles = repeats.attrs.get("roles", {})
-    names = [name for name in map(str, repeats) if roles.get(name, "repeat") == "repeat"]
-    return [name for name in names if is_of(name, SPLITS) and combinations(repeats, [name]) > 1]
+    return [name for name in splitting(repeats) if combinations(repeats, [name]) > 1]
+
+
+def splitting(jobs: pd.DataFrame, those: Sequence[str] = SPLITS) -> list[str]:
+    """Return the settings of jobs, or of the index of their results, that are one of `those`."""
+    names = repeated(jobs) if "roles" in jobs.attrs else map(str, jobs)
+    return [name for name in names if is_of(name, those)]
 
 
 def unlike_splits(alike: Iterable[pd.DataFrame]) -> str:
     """Return a sentence for captions, which begins with a space, if the results of some settings
     are of other splits than those of others: one split is harder than another."""
     known = [own for own in alike if len(own)]
-    each = (
-        own[[name for name in map(str, own) if is_of(name, SPLITS)]].astype(str) for own in known
-    )
+    each = (own[splitting(own)].astype(str) for own in known)
     splits = {frozenset(own.itertuples(index=False, name=None)) for own in each}
     return " Not all have the same splits, which may be unequally hard." * (len(splits) > 1)
 
@@ -144,11 +147,12 @@ def overlap(jobs: pd.DataFrame, part: Part | None = "val") -> float:
     sizes = [tables.sizes(str(folder)) for folder in jobs.get("job_folder", ()) if part == "test"]
     if ratios := [each["test"] / each["train"] for each in sizes if {"test", "train"} <= {*each}]:
         return max(ratios)
-    if folds := [name for name in by if is_of(name, [FOLD]) and jobs[name].map(bool).all()]:
+    if folds := [name for name in splitting(jobs, [FOLD]) if jobs[name].map(bool).all()]:
         return 1 / max(1, int(jobs[folds].to_numpy(dtype=int).max()) - 1)
     fractions = [name for name in map(str, jobs) if is_of(name, ["val_fraction"])]
-    most = float(jobs[fractions].to_numpy(dtype=float).max(initial=0))
-    held_out = most if fractions else 1 / combinations(jobs, by)
+    known = jobs[fractions].to_numpy(dtype=float)
+    known = known[np.isfinite(known)]  # it has no value in jobs with a fold
+    held_out = float(known.max()) if known.size else 1 / combinations(jobs, by)
     return held_out / (1 - held_out)
 
 

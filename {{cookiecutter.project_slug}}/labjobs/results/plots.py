@@ -15,7 +15,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.image import AxesImage
 from numpy.typing import ArrayLike, NDArray
 
-from labjobs.results import groups, intervals, style, text
+from labjobs.results import groups, intervals, style, tables, text
 from labjobs.results.figures import INTERVAL, LABEL, log_scale, name_columns, plain
 from labjobs.results.intervals import Interval
 from labjobs.results.metrics import Measured, NoResults
@@ -44,13 +44,11 @@ def bands(ax: Axes, curves: pd.DataFrame, label: str, metric: Measured, look: Lo
     is that of the mean over jobs for their mean. Mean and band end where the first curve
     ends, and the band stays within the metric's range. Fewer than three curves have no band. Raises
     NoResults if the curves have no step in common, as with folds of different sizes."""
-    each = curves.assign(at=curves.get("at", curves["step"]))
-    # Epochs coincide where folds have other numbers of steps; seconds never do.
-    each["point"] = min((each["step"], each["at"]), key=pd.Series.nunique)
-    table = each.pivot(index="point", columns="job_id", values=["value", "at"])
+    each = curves.assign(at=curves.get("at", curves["step"]), moment=tables.moments(curves))
+    table = each.pivot(index="moment", columns="job_id", values=["value", "at"])
     places, values = table["at"].to_numpy(dtype=float), metric.checked(table["value"])
     whole = np.isfinite(values).all(axis=1)
-    if (each.groupby("point").size() < values.shape[1]).all():
+    if (each.groupby("moment").size() < values.shape[1]).all():
         whose = f" ({label})" if label else ""
         cure = "give --eval-every in steps, such as 50, or draw them along epochs (ALONG)"
         raise NoResults(f"the jobs{whose} have values at different steps; {cure}")

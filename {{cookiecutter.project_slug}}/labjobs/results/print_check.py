@@ -156,7 +156,6 @@ def _recorded(figure: Figure, drawing: list[Text]) -> Iterator[None]:
     draw, dpi = Text.draw, figure.dpi
 
     def record(self: Text, renderer: Any) -> None:
-
         drawing.append(self)
         effects = self.get_path_effects()
         self.set_path_effects([])

@@ -212,6 +212,12 @@ def curves(jobs: pd.DataFrame, key: str, along: str = "step") -> pd.DataFrame:
     return found.assign(at=found["step"]) if along == "step" else found
 
 
+def moments(curves: pd.DataFrame) -> "pd.Series[float]":
+    """Return what points of several curves have in common that belong together: their step, or
+    their place on the axis, as epochs have where folds differ in their number of steps."""
+    return min((curves["step"], curves.get("at", curves["step"])), key=pd.Series.nunique)
+
+
 def _points(jobs: pd.DataFrame, key: str) -> pd.DataFrame:
     """The history of a metric in the finished jobs: `row` (the number of a job's row), `step` and
     `value`. Numbers, since there may be a million points."""

@@ -170,7 +170,8 @@ class System:
         return re.sub(r"^(?=\d)|[^\w.-]", "_", experiment_name())
 
     def tasks(self) -> dict[str, dict[int, str]]:
-        """Return the state of each of the user's tasks, in Slurm's words, by array."""
+        """Return the state of each of the user's tasks, in Slurm's words and with the reason if it
+        waits (`PENDING, Priority`), by array."""
         found: dict[str, dict[int, str]] = {}
         for array, number, state, reason in self._tasks():
             waits = f", {reason}" if state == "PENDING" and reason else ""
