@@ -75,7 +75,7 @@ def replace(project: Project) -> None:
 
 ROWS: dict[str, Damage] = {
     "a point is deleted": rows("DELETE FROM metrics", "metrics"),
-    "a point is changed": rows("UPDATE metrics SET value = value + 1", "metrics"),
+    "a point is changed": rows("UPDATE OR REPLACE metrics SET value = value + 1", "metrics"),
     "a point is there twice, at another time": rows(
         "INSERT INTO metrics SELECT key, value, timestamp + 1 + abs(random() % 1000000), run_uuid, "
         "step, is_nan FROM metrics",

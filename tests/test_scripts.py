@@ -99,8 +99,6 @@ def test_jobs_and_figures_know_which_script_it_was(made):
     assert "MISSING" not in shown  # a default that the setting does not have
     grouped = made.do("python", "jobs.py", "list", "--groups", "--where", "script=analyse").stdout
     assert len(re.findall(r"1 finished  mean of 1: distance \S+  norm=\d", grouped)) == 2, grouped
-    differ = silent(made.do("python", "jobs.py", "diff", "norm=1", "norm=2")).stdout
-    assert re.search(r"distance  \S+ \(n = 1\) \| \S+ \(n = 1\)  B - A", differ), differ
     table = "from labjobs.results import tables; from labjobs.tracking import mlflow_store as e;"
     table += "jobs = tables.jobs(e.experiment_name()); print(len(jobs), 'first' in jobs)"
     assert made.printed(table) == ["2 False"]
