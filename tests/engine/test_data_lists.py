@@ -112,6 +112,6 @@ def test_a_folder_that_is_listed_by_its_descriptor_is_known(tmp_path, monkeypatc
         monkeypatch.setattr(sys, "platform", system)
         monkeypatch.setattr(os, "readlink", None)
         monkeypatch.setattr(fcntl, "F_GETPATH", 50, raising=False)
-        monkeypatch.setattr(fcntl, "fcntl", lambda file, what, room: told[file, what, len(room)])
+        monkeypatch.setattr(fcntl, "fcntl", lambda file, what, to: told[file, what, len(to)])
     assert [*data_evidence._uses("os.scandir", (folder,))] == [(f"{tmp_path}/", data_evidence.READ)]
     os.close(folder)

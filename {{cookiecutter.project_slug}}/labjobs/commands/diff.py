@@ -271,7 +271,7 @@ def _of_groups(one: Side, other: Side, differ: set[str]) -> Rows:
         for (cell, jobs), (name, metric), part in product(alike.items(), metrics.items(), parts):
             measured = Measured(name, metric, part)
             if measured.result in every.attrs["settings"]:
-                continue
+                continue  # the column has a setting of that name
             a, b = (samples.sample(jobs[jobs["job_id"].isin(ids)], measured) for ids in of)
             if len(a) and len(b):
                 rows.append(_compared(plain(f"{cell} {measured.result}".strip()), a, b))

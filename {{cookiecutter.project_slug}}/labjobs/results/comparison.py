@@ -144,7 +144,7 @@ class Comparison:
         if self.among or max(counts) < NEEDED:
             return self.means
         scale = " of the logarithm" if self.metric.log else ""
-        by = {groups.is_of(name, [groups.FOLD]) for each in split for name in each}
+        by = {groups.is_one_of(name, [groups.FOLD]) for each in split for name in each}
         kind = "fold" if all(by) else "split"
         shares = any(split) and self.metric != THROUGHPUT
         which = f" over {kind}s, corrected for the examples that they share" if shares else ""

@@ -26,7 +26,7 @@ SPLITS = (FOLD, SPLIT_SEED)
 splits are samples of what another choice of examples would give."""
 
 
-def is_of(setting: str, names: Sequence[str]) -> bool:
+def is_one_of(setting: str, names: Sequence[str]) -> bool:
     """Return whether a setting is one of these, or that of a job from which others are derived:
     `job_fold` is of `fold`, as `tables.joined` names it."""
     return setting in names or setting.endswith(tuple(f"_{name}" for name in names))
@@ -67,7 +67,7 @@ def tasks(jobs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     names = [name for name in with_role(jobs, "task") if combinations(jobs, [name]) > 1]
     found = groups(jobs, names)
     for task, alike in found.items():
-        for name in splitting(alike, [FOLD]):
+        for name in split_settings(alike, [FOLD]):
             is_fold = alike[name].map(bool)
             if 0 < (folds := int(is_fold.sum())) < len(alike):
                 others = few(sorted(alike.loc[is_fold != is_fold.mode()[0], "job_id"]), 3)
@@ -90,7 +90,7 @@ def with_task_of(jobs: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
 def counted(alike: Sequence[pd.DataFrame], repeats: Sequence[str]) -> str:
     """Return how many repeats jobs with the same settings have, by the settings in which they
     differ: `2–3 seeds`, `5 folds with 3 seeds each`."""
-    by = [name for name in repeats if is_of(name, SPLITS)]
+    by = [name for name in repeats if is_one_of(name, SPLITS)]
     within = [name for name in repeats if name not in by] or [SEED]
     single = [jobs for of in alike for _, jobs in of.groupby(by, dropna=False)] if by else alike
     splits = " and ".join(f"{setting(name)}s" for name in by)
@@ -109,20 +109,20 @@ def between(counts: Sequence[int]) -> str:
 
 def split_by(repeats: pd.DataFrame) -> list[str]:
     """Return the settings by which the examples of some repeats are split differently."""
-    return [name for name in splitting(repeats) if combinations(repeats, [name]) > 1]
+    return [name for name in split_settings(repeats) if combinations(repeats, [name]) > 1]
 
 
-def splitting(jobs: pd.DataFrame, those: Sequence[str] = SPLITS) -> list[str]:
+def split_settings(jobs: pd.DataFrame, those: Sequence[str] = SPLITS) -> list[str]:
     """Return the settings of jobs, or of the index of their results, that are one of `those`."""
     names = repeated(jobs) if "roles" in jobs.attrs else map(str, jobs)
-    return [name for name in names if is_of(name, those)]
+    return [name for name in names if is_one_of(name, those)]
 
 
 def unlike_splits(alike: Iterable[pd.DataFrame]) -> str:
     """Return a sentence for captions, which begins with a space, if the results of some settings
     are of other splits than those of others: one split is harder than another."""
     known = [own for own in alike if len(own)]
-    each = (own[splitting(own)].astype(str) for own in known)
+    each = (own[split_settings(own)].astype(str) for own in known)
     splits = {frozenset(own.itertuples(index=False, name=None)) for own in each}
     return " Not all have the same splits, which may be unequally hard." * (len(splits) > 1)
 
@@ -147,9 +147,9 @@ def overlap(jobs: pd.DataFrame, part: Part | None = "val") -> float:
     sizes = [tables.sizes(str(folder)) for folder in jobs.get("job_folder", ()) if part == "test"]
     if ratios := [each["test"] / each["train"] for each in sizes if {"test", "train"} <= {*each}]:
         return max(ratios)
-    if folds := [name for name in splitting(jobs, [FOLD]) if jobs[name].map(bool).all()]:
+    if folds := [name for name in split_settings(jobs, [FOLD]) if jobs[name].map(bool).all()]:
         return 1 / max(1, int(jobs[folds].to_numpy(dtype=int).max()) - 1)
-    fractions = [name for name in map(str, jobs) if is_of(name, ["val_fraction"])]
+    fractions = [name for name in map(str, jobs) if is_one_of(name, ["val_fraction"])]
     known = jobs[fractions].to_numpy(dtype=float)
     known = known[np.isfinite(known)]  # it has no value in jobs with a fold
     held_out = float(known.max()) if known.size else 1 / combinations(jobs, by)
@@ -161,6 +161,7 @@ def varied(jobs: pd.DataFrame) -> list[str]:
     come first, numbers before words."""
 
     def rank(name: str) -> tuple[int, bool, str]:
+        """Return what a setting is sorted by: first, how many jobs have its commonest value."""
         commonest = jobs[name].value_counts(dropna=False).max()
         return int(commonest), not is_numeric(jobs, name), name
 
@@ -172,7 +173,7 @@ def _count(jobs: pd.DataFrame, name: str) -> int:
     """How many values a setting has. What a fold takes the place of, such as `val_fraction`, has
     none in jobs with a fold, and does not tell them apart from those of a task without folds."""
     values = values_of(jobs, name)
-    return len(values) - (None in values and is_of(name, HELD_OUT))
+    return len(values) - (None in values and is_one_of(name, HELD_OUT))
 
 
 VALUES = "values of settings"  # the attribute of a part of a table that has those of all jobs
@@ -273,6 +274,7 @@ def ranked(
         by_median = len(finite(jobs, metric.result)) < len(jobs)
 
     def rank(item: tuple[str, pd.DataFrame]) -> tuple[bool, float, float]:
+        """Return what a group of jobs is sorted by: first, whether it has no result."""
         found = results(item[1], metric)
         each = metric.checked(split_means(found, found.index.to_frame(), metric.log))
         mean = float(intervals.mean(each, metric.log).mean) if len(each) else 0.0

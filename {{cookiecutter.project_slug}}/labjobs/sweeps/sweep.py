@@ -355,6 +355,7 @@ def _join(entries: list[Entry]) -> None:
     kept = {entry.job.id for entry in entries if not entry.halving}
 
     def check(entry: Entry) -> None:
+        """Raise SettingsError if a job cannot be halved, searched or bred as its line says."""
         if entry.halving:
             search.check_halving(entry.halving, entry.job)
         if "until" in entry.drawn:
