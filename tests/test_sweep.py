@@ -157,9 +157,17 @@ def test_a_wrong_grid_starts_nothing_and_names_each_mistake(lab):
     assert not (lab.project.root / "runs").exists()
 
 
+MEANT = "run.sh: {} failed, so jobs may be missing; if that is meant, put || true behind it"
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
-    [("jobb --seed 9", "jobb: command not found"), ('job --lr "$lrr"', "lrr: unbound variable")],
+    [
+        ("jobb --seed 9", "jobb: command not found"),
+        ('job --lr "$lrr"', "lrr: unbound variable"),
+        ('for seed in $(false); do job --seed "$seed"; done', MEANT.format("false")),
+        ('false | while read -r n; do job --seed "$n"; done', MEANT.format("what is before a pipe")),
+    ],
 )
 def test_a_misspelt_grid_starts_nothing(lab, line, said):
     """The first signal to sweep.py is lost, as between a process's fork and its exec."""
@@ -201,6 +209,15 @@ def test_a_grid_may_wait_for_its_own_commands(lab):
     lab.write_lines("job --seed 3 & wait", "(exit 5) & wait $! || job --seed $?", "wait")
     rows = json.loads(lab.sweep("--list", "--json").stdout)
     assert [row["settings"]["seed"] for row in rows] == [3, 5]
+
+
+def test_a_grid_may_count_test_and_cut_off(lab):
+    lab.write_lines(
+        "yes | head -2 | while read -r _; do job --seed $((n++)); ((m++)); [[ $n == 1 ]]; done",
+        'for seed in $(false || echo 5; seq 6 99 | head -1); do job --seed "$seed"; done',
+    )
+    rows = json.loads(lab.sweep("--list", "--json", n="0", m="0").stdout)
+    assert [row["settings"]["seed"] for row in rows] == [0, 1, 5, 6]
 
 
 def test_of_a_wrong_job_no_id_is_known(lab):

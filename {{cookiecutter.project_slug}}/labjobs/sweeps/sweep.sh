@@ -72,7 +72,20 @@ wait() {
 }
 
 # An unknown command or variable makes the grid wrong; bash has already printed which one, and where.
-refuse_unknown() { if (($? == 127)); then : >"$work/wrong" && exit 2; fi; }
+# So does a command that fails in a `$(…)` or before a pipe, since what it did not print may be values
+# of the grid. A test may fail there, as in `((n++))`, and SIGPIPE end what writes to `head` (141).
+refuse_failed() {
+  local status=$? each=("${PIPESTATUS[@]}") said=$BASH_COMMAND place
+  if ((status != 127)); then
+    [[ $BASH_SUBSHELL -gt 0 && $said != [\(\[]* ]] || said=
+    for ((place = 0; place + 1 < ${#each[@]}; place++)); do
+      ((each[place] == 0 || each[place] == 141)) || said="what is before a pipe"
+    done
+    [[ $said ]] || return 0
+    echo "run.sh: $said failed, so jobs may be missing; if that is meant, put || true behind it" >&2
+  fi
+  : >"$work/wrong" && exit 2
+}
 
 # Ends sweep.py. A signal that arrives before bash has become Python is lost, so it is sent until
 # there is no such process.
@@ -98,7 +111,7 @@ sweep() {
   planner=$!
   trap 'end_planner && exit 130' INT
   trap 'end_planner && exit 143' TERM HUP
-  trap refuse_unknown ERR
+  trap refuse_failed ERR
   naming=1 && grid 4>"$work/grid" 3>&2 1>&2 # what it prints is no part of --list --json
   trap - ERR
   if [[ -e $work/wrong ]]; then exit 2; fi
