@@ -192,7 +192,7 @@ def splits_covered(
 ) -> list[float]:
     """Return how often the interval of test results over random splits contains the expected
     accuracy of a ridge classifier, and how often two equal ones are told apart. The test examples
-    are the same in all splits if they are `fixed`, and others in each if not."""
+    are the same in all splits if they are `fixed`, and different ones in each if not."""
     truth, pool = expected(random, TRAINED), TRAINED + VALIDATED
     index = pd.Index(range(splits), name=groups.SPLIT_SEED)
     inside = apart = 0
@@ -270,7 +270,7 @@ def splits(random: np.random.Generator, trials: int) -> Iterator[list[str]]:
     """Yield what was simulated with splits, and how often the interval and the test were right."""
     for fixed, tests, count in product((False, True), (32, 128), (3, 5, 10)):
         found = splits_covered(random, trials, count, tests, fixed)
-        which = "the same" if fixed else "others in each"
+        which = "the same" if fixed else "different ones in each"
         what = f"{count} splits, {tests} test examples, {which}"
         yield [what, *(f"{value:.1%}" for value in found)]
 
@@ -278,7 +278,7 @@ def splits(random: np.random.Generator, trials: int) -> Iterator[list[str]]:
 def methods(random: np.random.Generator, trials: int) -> Iterator[list[str]]:
     """Yield how many equal methods were compared, and how often one was told apart."""
     for paired, count in product((True, False), (2, 5, 13)):
-        seeds = "the same 3 seeds" if paired else "3 seeds of its own each"
+        seeds = "the same 3 seeds" if paired else "each with 3 seeds of its own"
         found = told_apart(random, trials, count, 3, paired)
         yield [f"{count} equal methods, {seeds}", f"{found:.1%}"]
 
@@ -395,8 +395,8 @@ If one test example of 72 has most of the loss, a sample without such an example
 variance that are both too small. The examples' kurtosis lowers the degrees of freedom of their
 variance, which mends most of it; all of it cannot be mended, since no interval for a mean is right
 for all distributions (Bahadur and Savage 1956, doi.org/10.1214/aoms/1177728077). Near 0 and 1 an
-accuracy has the binomial interval, which covers 95% or more, and the more the fewer examples are
-wrong.
+accuracy has the binomial interval, which covers 95% or more; the fewer examples are
+wrong, the more it covers.
 """
 
 OF_FOLDS = """
@@ -404,12 +404,13 @@ Folds share most of their training examples, so that the variance over folds is 
 no unbiased estimate (Bengio and Grandvalet 2004, jmlr.org/papers/v5/grandvalet04a.html). Intervals
 of means and of differences are corrected as Nadeau and Bengio 2003 did for random splits
 (doi.org/10.1023/A:1024068626366), which makes most of them a little too wide. Without it, the
-mean's interval covered 89.0 to 94.8%, the less the more seeds took the other noise out.
+mean's interval covered 89.0 to 94.8%: the more seeds averaged out the other noise, the less it
+covered.
 """
 
 
 OF_SPLITS = """
-If each split has other test examples, two splits share some of them, and the correction is the
+If each split has different test examples, two splits share some of them, and the correction is the
 ratio of test to training examples. If all have the same, these are a part of the variance like any
 test examples, and the splits are independent choices among the training examples at hand.
 """

@@ -92,6 +92,16 @@ def test_force_starts_it_over_in_one_run_and_another_loader_gives_the_same_bits(
     assert same(project.tensors(job)["best"], learnt["best"])
 
 
+def test_like_takes_the_settings_of_another_job(project, finished):
+    """Flags in the command replace its own, and those that they take the place of."""
+    like = ("--like", job_of(finished)[:6])
+    again = succeeded(project.run(*like, "--log-every", "2")).stdout
+    assert again.startswith(f"job {job_of(finished)} already finished")
+    other = job_of(succeeded(project.run(*like, "--steps", "3", "--augment", "none", "--quiet")))
+    shown = silent(project.do("python", "jobs.py", "show", other)).stdout
+    assert "command: python run.py --steps=3 --batch-size=256\n" in shown
+
+
 def test_it_goes_on_with_as_many_threads_as_it_has_begun_with(project):
     """On a CPU, another number of threads gives other last digits."""
     flags = ("--model", "mlp", "--note", "threads", *QUICK)
@@ -117,6 +127,7 @@ def test_it_goes_on_with_as_many_threads_as_it_has_begun_with(project):
         (("--lr", "1", "--lr=2"), "--lr: given as 1 and as 2; give one of them"),
         (("--val-fraction", "1e-9"), "1e-09 of 1438 examples is 0, but at least one"),
         (("--fold", "6"), "--fold 6: must be at least 0 and at most 5"),
+        (("--like", "0" * 12), f"--like {'0' * 12}: there is no such job of run.py in runs"),
         (("--fold", "1", "--val-fraction", "0.2"), "--val-fraction and --fold: give only one"),
         (("--dataset", "image-folder", "--data-root", "nowhere"), "no folder nowhere"),
     ],

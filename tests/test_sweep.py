@@ -166,7 +166,10 @@ MEANT = "run.sh: {} failed, so jobs may be missing; if that is meant, put || tru
         ("jobb --seed 9", "jobb: command not found"),
         ('job --lr "$lrr"', "lrr: unbound variable"),
         ('for seed in $(false); do job --seed "$seed"; done', MEANT.format("false")),
-        ('false | while read -r n; do job --seed "$n"; done', MEANT.format("what is before a pipe")),
+        (
+            'false | while read -r n; do job --seed "$n"; done',
+            MEANT.format("what is before a pipe"),
+        ),
     ],
 )
 def test_a_misspelt_grid_starts_nothing(lab, line, said):

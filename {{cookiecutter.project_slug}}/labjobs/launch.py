@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from labjobs import exit_status, machine
 from labjobs import settings as declared
 from labjobs.attempt import Attempt, Scratch
-from labjobs.cli.parser import parse
 from labjobs.distributed import ranks
 from labjobs.distributed.ranks import ALONE, STOPPED, Other
 from labjobs.errors import JobError, SettingsError, cause, first_line
@@ -31,7 +30,6 @@ from labjobs.job.data_evidence import Places
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import ON_HOST, PLACE
 from labjobs.job.journal import Journal
-from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import Interrupted, Interruption, Stopped, leave
 from labjobs.settings import Metric
 from labjobs.tracking import mlflow_store
@@ -65,7 +63,7 @@ def begin(kind: type[Any], metrics: Mapping[str, Metric]) -> "Attempt | Check":
 
     def folder() -> JobFolder[Any]:
         declared.check(metrics)
-        settings, runtime = parse(kind, Runtime, sys.argv[1:])
+        settings, runtime = attempts.read(kind, Path(script).stem, sys.argv[1:])
         data_evidence.listen(False)  # what the engine reads from here on is not for the job
         return JobFolder(settings, runtime, metrics, Path(script).stem)
 

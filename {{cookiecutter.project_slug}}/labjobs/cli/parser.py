@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -24,9 +24,15 @@ S = TypeVar("S")
 R = TypeVar("R")
 
 
-def parse(kind: type[S], runtime: type[R], argv: Sequence[str]) -> tuple[S, R]:
+def parse(
+    kind: type[S],
+    runtime: type[R],
+    argv: Sequence[str],
+    like: Callable[[str, Path], Mapping[str, Any]] | None = None,
+) -> tuple[S, R]:
     """Return the settings and the runtime that the words of a command name; `--help` ends the
-    process. Raises SettingsError for a wrong flag or value, or a mistake in either dataclass."""
+    process. `like` returns the settings of the job that --like names, by its id and the folder of
+    runs. Raises SettingsError for a wrong flag or value, or a mistake in either dataclass."""
     known, parser = _command(kind, runtime)  # type: ignore[arg-type] # mypy: no Hashable
     found, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -43,6 +49,8 @@ def parse(kind: type[S], runtime: type[R], argv: Sequence[str]) -> tuple[S, R]:
     runs = Path(given.get("runs_root", getattr(runtime, "runs_root", "runs"))).expanduser()
     values = {name: known[name].read(_whole(known[name], given[name], runs)) for name in given}
     own = {name: values.pop(name) for name in [*values] if name in settings}
+    if like and values.get("like"):
+        own = _on_top(settings, like(values["like"].job, runs), own)
     _choose_length(settings, own)
     for name, flag in settings.items():
         if flag.required and name not in own:
@@ -98,6 +106,13 @@ def _unknown(word: str, kind: type, known: Mapping[str, Flag]) -> str:
     if name in map(option, flags.of(kind).former):
         return f"{name}: was deleted; see FORMER in {kind.__name__}"
     return unknown_flag(word, [*map(option, known)])
+
+
+def _on_top(settings: Flags, other: Mapping[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """A job's own settings on top of another's, which lack those that its own replace."""
+    either = [{replaced, *names} for replaced, names in settings.replacing.items()]
+    gone = {name for names in either if any(map(own.get, names)) for name in names}
+    return {name: value for name, value in other.items() if name not in gone} | own
 
 
 def _choose_length(settings: Flags, values: dict[str, Any]) -> None:

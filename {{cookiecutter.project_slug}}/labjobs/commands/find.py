@@ -25,12 +25,11 @@ from numpy.typing import ArrayLike, NDArray
 from labjobs import exit_status, machine
 from labjobs.cli import flags
 from labjobs.cli.flags import as_text, option
-from labjobs.cli.parser import parse
 from labjobs.commands.inventory import Project
 from labjobs.commands.replay import Recorded, run
 from labjobs.errors import JobError, SettingsError, require
 from labjobs.files import CODE, json_of
-from labjobs.job import identity
+from labjobs.job import attempts, identity
 from labjobs.job.folder import JobFolder
 from labjobs.job.journal import EXAMPLES, MEMORY, NOISE, RATE, SIGNAL
 from labjobs.job.runtime import LENGTHS, Runtime
@@ -109,7 +108,7 @@ def _read(words: Sequence[str], runs_root: Path | None) -> JobFolder[Any]:
     given = [*words]
     named = bool(given) and given[0].endswith(".py") and not given[0].startswith("-")
     script = identity.read(given.pop(0).removesuffix(".py") if named else identity.DEFAULT)
-    settings, engines = parse(script.settings, Runtime, given)
+    settings, engines = attempts.read(script.settings, script.name, given)
     length = {name: getattr(settings, name) for name in LENGTHS if hasattr(settings, name)}
     os.environ[identity.LENGTH] = json.dumps(length)  # by which `auto` compiles or not
     for name in REFUSED:

@@ -23,7 +23,6 @@ from zipfile import ZipFile
 
 from labjobs import exit_status, layout
 from labjobs.cli.flags import option
-from labjobs.cli.parser import parse
 from labjobs.commands import find, inventory
 from labjobs.commands.inventory import Job, Project
 from labjobs.commands.replay import Recorded
@@ -31,7 +30,6 @@ from labjobs.errors import JobError, SettingsError, few, require
 from labjobs.files import CODE, PROJECT, json_of, write_text
 from labjobs.job import attempts, code_evidence, data_evidence, identity, journal
 from labjobs.job.folder import JobFolder
-from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import Interruption, counted
 from labjobs.results.style import number
 from labjobs.settings import roles
@@ -185,10 +183,8 @@ def _tried(job: Job, words: list[str]) -> JobFolder[Any]:
     SettingsError."""
     assert job.folder
     script = identity.read(job.script)
-    own = {word.split("=")[0] for word in words}
-    flags = identity.as_flags(job.folder.settings)
-    kept = [flag for flag in flags if flag.split("=")[0] not in own]
-    settings, runtime = parse(script.settings, Runtime, [*kept, *words])
+    like = [f"--like={job.id}", f"--runs-root={job.folder.runs_root}"]
+    settings, runtime = attempts.read(script.settings, script.name, [*like, *words])
     kinds, now = roles(script.settings), identity.identity(settings)
     for name, value in job.plain.items():
         fixed = kinds.get(name, "method") != "method" or name in CHOOSING

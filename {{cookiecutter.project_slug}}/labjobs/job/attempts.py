@@ -2,21 +2,25 @@
 run with, named after its fingerprint, so that going back to older code finds its results again.
 """
 
+import dataclasses
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from labjobs import files, layout, locks
+from labjobs.cli.parser import parse
 from labjobs.errors import JobError, SettingsError
 from labjobs.evidence.fingerprint import Fingerprint
 from labjobs.job import code_evidence, data_evidence, identity, journal
 from labjobs.job.data_evidence import Places
 from labjobs.job.journal import record_of
 from labjobs.job.runtime import Runtime
+
+S = TypeVar("S")
 
 DIGITS = 8  # digits of a fingerprint in the name of an attempt's folder
 GOES_ON = "goes_on"  # in outcome.json: whether a longer job could continue from last.pt
@@ -262,6 +266,24 @@ def settings_of(job: str, runs_root: Path) -> Known | None:
             kind = identity.read(about["script"]).settings
             return identity.restore(kind, about["settings"]), about["script"]
     return None
+
+
+def read(kind: type[S], script: str, words: Sequence[str]) -> tuple[S, Runtime]:
+    """Return the settings and the flags of the engine that the words of a script's command name;
+    with --like, those of that job with the others on top. Raises SettingsError if one is wrong."""
+
+    def like(job: str, runs: Path) -> dict[str, Any]:
+        try:
+            known = settings_of(job, runs)
+        except SettingsError as error:
+            raise SettingsError(f"--like {job}: {error}") from None
+        if not known or known[1] != script:
+            line = f"--like {job}: there is no such job of {script}.py in {files.shown(runs)}"
+            raise SettingsError(line)
+        return {name: getattr(known[0], name) for name in identity.changed(known[0])}
+
+    settings, runtime = parse(kind, Runtime, words, like)
+    return settings, dataclasses.replace(runtime, like=None)  # the settings say it all
 
 
 def present_code(settings: Any, script: str, runs_root: Path) -> Fingerprint:

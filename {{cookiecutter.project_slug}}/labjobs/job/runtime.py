@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from labjobs.files import PROJECT
-from labjobs.settings import Span, setting
+from labjobs.settings import JobId, Span, setting
 
 Compile = Literal[
     "auto", "on", "off", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
@@ -84,6 +84,9 @@ class Runtime:
     """Print only the last line."""
 
     # Actions
+    like: JobId | None = None
+    """Take the settings of this job, of the same script; flags in the command replace its own."""
+
     force: bool = False
     """Start over, even if the job is finished or diverged. The files of the earlier attempt are
     kept until the new one has finished."""

@@ -33,7 +33,8 @@ from labjobs.sources import described
 from labjobs.sweeps import proposals, search
 from labjobs.sweeps.search import Bracket, Halving, read_halving
 
-NO_JOB = {"-h", "--help", "--check", "--scratch"}  # flags with which a script does not run a job
+NO_JOB = {"-h", "--help", "--check", "--scratch", "--like"}
+"""Flags with which a script runs no job, or one that a grid does not show."""
 END = "end"  # sent instead of a number of words when the grid is complete
 STARTED = ("failed", "interrupted", "pending", "unsent")  # states of jobs that a sweep starts
 LEFT = {"failed", "stale", "interrupted", "queued", "not started"}  # something is left to do
