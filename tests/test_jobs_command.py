@@ -328,7 +328,7 @@ def test_damaged_records(jobs):
         ),
         (("show",), "the following arguments are required: JOB"),
         (("show", "none"), "there is no job none; `python jobs.py list` shows all"),
-        (("show", ""), "2 job ids; give more digits"),
+        (("rm", ""), "'' is not the id of a job"),
     ],
 )
 def test_mistakes_are_one_line(made, words, said):

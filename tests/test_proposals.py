@@ -201,6 +201,16 @@ def test_a_population_that_cannot_go_on_is_named():
         breed(asked, [["--kind=a"]] * 2, {"a": 1.0, "b": 2.0}, 1)
 
 
+@pytest.mark.parametrize(
+    "text", ["uniform 0.999 0.99999", "int 3 3", "uniform 12345 12355", "log 0.9998 0.99991"]
+)
+def test_draws_are_in_their_range_and_differ(text):
+    its = ranges.parse("--it", text)
+    drawn = [float(its.draw(place / 1000)) for place in range(1000)]
+    assert its.low <= min(drawn) and max(drawn) <= its.high
+    assert len({*drawn}) == (1000 if its.low < its.high else 1)
+
+
 def test_settings_move_by_a_fifth_and_stay_in_their_ranges():
     for text, value, less, more in (
         ("log 1e-3 1", "0.1", "0.08", "0.12"),

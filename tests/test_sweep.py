@@ -208,6 +208,35 @@ def test_a_captured_job_prints_its_id_and_others_print_nothing(lab):
     assert len(rows) == 5
 
 
+def test_a_grid_may_use_any_names(lab, tmp_path):
+    """Also those of variables that sweep.sh had, one of which named a folder to be removed."""
+    own = tmp_path / "own"
+    own.mkdir()
+    lab.write_lines(f"work={own} planner=1 naming=1 code=9 python=none", "job --seed 5")
+    succeeded(lab.sweep())
+    assert own.is_dir() and not [*(lab.project.root / ".sweeps").iterdir()]
+
+
+def test_what_git_ignores_is_in_a_sweep_and_what_jobs_write_beside_it_is_kept(lab):
+    root = lab.project.root
+    succeeded(lab.project.do("git", "init", "--quiet"))
+    with (root / ".gitignore").open("a") as file:
+        file.write("local_*.py\n")
+    (root / "local_paths.py").write_text("SCALE = 3")
+    (root / "data").mkdir(exist_ok=True)
+    (root / "data" / "gain.txt").write_text("2")
+    used = "beside('note.txt').write_text(local_paths.SCALE * beside('data/gain.txt').read_text())"
+    named = "    import local_paths\n    beside = Path(__file__).parent.joinpath\n"
+    script = "    script = Path(sys.argv[0]).stem\n"
+    lab.project.edit("run.py", script, f"{named}    {used}\n{script}")
+    for seed, count in ((1, 1), (2, 2)):
+        lab.write_grid(f"--seed {seed}")
+        said = succeeded(lab.sweep()).stdout
+        assert "written beside the sweep's copy of the code, and moved into the project" in said
+        kept = [*root.glob("note.txt*")]
+        assert [file.read_text() for file in kept] == ["222"] * count
+
+
 def test_a_grid_may_wait_for_its_own_commands(lab):
     lab.write_lines("job --seed 3 & wait", "(exit 5) & wait $! || job --seed $?", "wait")
     rows = json.loads(lab.sweep("--list", "--json").stdout)

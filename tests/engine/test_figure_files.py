@@ -151,7 +151,7 @@ def test_what_is_left_out_for_one_reason_is_one_line(draw):
 def test_only_the_jobs_asked_for_are_drawn(draw, tmp_path):
     draw(of_all={"one": plain}, only={"model": "mlp", "lr": [0.01]})
     about = r"\caption{Of 3 jobs. Dataset digits, model mlp."
-    about += " Left out: 9 jobs with another model or learning rate.}"
+    about += " Left out: 9 jobs with other values of model and learning rate.}"
     assert about in (tmp_path / "one.tex").read_text()
     assert len(json.loads((tmp_path / "one.json").read_text())["jobs"]) == 3
     status, _, said = draw(of_all={"one": plain}, only={"modle": "mlp"})
@@ -198,9 +198,10 @@ def test_predictions_that_are_not_of_classes_are_left_out(draw, store, tmp_path)
         assert said().startswith("left out one: no predicted classes of the job ")
         assert said().count("\n") == 1
     np.savez(file, label=np.zeros(3), predicted=np.zeros(3))
-    assert "does not have an integer class below 1000 for each example" in said()
-    np.savez(file, label=np.zeros(3, int), predicted=np.full(3, 5000))
-    assert "does not have an integer class below 1000" in said()
+    assert "does not have a class from 0 to 999 for each example" in said()
+    for number in (5000, -1):
+        np.savez(file, label=np.full(3, number), predicted=np.zeros(3, int))
+        assert "does not have a class from 0 to 999" in said()
     for kind in (bool, int):
         np.savez(file, label=np.zeros(3, kind), predicted=np.ones(3, kind))
         assert said() == ""

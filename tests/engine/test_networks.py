@@ -1,7 +1,9 @@
 """What models.py makes of its settings: initializations, frozen and recomputed layers."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 
 import models
 import pytest
@@ -75,13 +77,42 @@ def test_recomputed_blocks_give_the_same_with_less_memory(model):
     assert all(map(torch.equal, plain.buffers(), other.buffers()))
 
 
-def test_recomputed_blocks_update_norms_of_several_processes_once():
-    """run.py puts them in the place of others; in one process they compute the same."""
-    both = (made(model="convnet"), made(model="convnet", recompute=True))
-    plain, other = map(nn.SyncBatchNorm.convert_sync_batchnorm, both)
+class Centered(nn.Module):
+    """Subtracts a mean of its own, which it replaces in each step."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(channels, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.center = 0.5 * self.center + 0.5 * images.detach().mean((0, 2, 3), keepdim=True)[0]
+        return images - self.center
+
+
+def with_norms(model: nn.Module, kind: Callable[[int], nn.Module]) -> nn.Module:
+    for part in [*model.modules()]:
+        for name, layer in part.named_children():
+            if isinstance(layer, nn.BatchNorm2d):
+                setattr(part, name, kind(layer.num_features))
+    return model
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        nn.SyncBatchNorm.convert_sync_batchnorm,
+        partial(with_norms, kind=partial(nn.InstanceNorm2d, track_running_stats=True)),
+        partial(with_norms, kind=Centered),
+    ],
+)
+def test_recomputed_blocks_update_other_norms_once(convert):
+    """Which run.py puts in the place of others, such as those of several processes."""
+    plain, other = map(convert, (made(model="convnet"), made(model="convnet", recompute=True)))
     for network in (plain.train(), other.train()):
         loss(network).backward()
     assert all(map(torch.equal, plain.buffers(), other.buffers()))
+    gradients = ([each.grad for each in network.parameters()] for network in (plain, other))
+    assert all(map(torch.equal, *gradients))
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,7 @@ class Evaluated(Loop):
         ({"x": torch.zeros(3)}, "metric x: must be a number ("),
         ({"val_loss": math.nan}, "diverged: val_loss was not finite; lower the learning rate"),
         ({"val_accuracy": 2.2}, "val_accuracy is 2.2, which is outside of its range (0, 1)"),
+        ({"train_loss": 1.0}, "train_loss: job.log has logged that of the same steps; log the"),
     ],
 )
 def test_results_that_cannot_be_logged_are_refused_at_once(toy, more, said):

@@ -14,7 +14,7 @@ from labjobs.results import groups, metrics, paper_tables, style, tables
 from labjobs.results.comparison import compare, on_tasks
 from labjobs.results.metrics import NoResults
 from labjobs.results.samples import sample
-from labjobs.settings import Metric, setting
+from labjobs.settings import Metric, added, setting
 from scipy import stats
 from settings import METRICS
 
@@ -67,6 +67,19 @@ def test_a_job_older_than_a_setting_has_its_neutral_value(store):
     assert groups.varied(tables.jobs("later")) == ["dropout"]
     store.client.set_tag(run, "neutral", '{"dropout": 0}')
     assert groups.varied(tables.jobs("later")) == []
+
+
+def test_a_setting_that_does_not_count_has_no_neutral_value(store):
+    dropout = added(0.1, neutral=0.0, when={"model": "deep"})
+    fields = [("model", str, "mlp"), ("dropout", float, dropout), ("seed", int, 0)]
+    kind = make_dataclass("Settings", fields, frozen=True, kw_only=True)
+    neutral = {"neutral": '{"dropout": 0}'}
+    for seed, own in enumerate(
+        ({"model": "mlp"}, {"model": "deep", "dropout": 0.1}, {"model": "deep"})
+    ):
+        one(store, "nested", seed=seed, tags=neutral, **own)
+    table = tables.jobs("nested", kind).sort_values("seed")
+    assert table["dropout"].tolist() == [None, 0.1, 0]
 
 
 def test_jobs_without_a_metric_do_not_count_as_those_that_never_reached_its_target(store):

@@ -76,6 +76,11 @@ def test_what_cannot_be_halved_is_refused(flags, said):
         search.check_halving(search.read_halving(1, ["3", "2e", "6e"]), job)
 
 
+def test_rungs_may_be_fractions_of_epochs():
+    job = JobFolder(*parse(Settings, Runtime, ["--eval-every", "0.1e"]), METRICS)
+    search.check_halving(search.read_halving(1, ["2", "0.3e", "0.7e"]), job)
+
+
 def test_it_is_decided_as_soon_as_nothing_that_is_missing_can_change_it():
     rung = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0, "e": None, "f": None}
     now = decide(3, [rung, dict.fromkeys(rung)])  # 2 of 6 pass

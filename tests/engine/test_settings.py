@@ -220,8 +220,19 @@ def shown_help(kind, capsys):
     return capsys.readouterr().out
 
 
-def test_help_has_headings_docstrings_and_defaults(capsys):
-    shown = " ".join(shown_help(Settings, capsys).split())
+@dataclass(frozen=True, kw_only=True)
+class Longer(Settings):
+    """Settings of a second script."""
+
+    # More
+    depth: int = 2
+    """Layers."""
+
+
+@pytest.mark.parametrize("kind", [Settings, Longer])
+def test_help_has_headings_docstrings_and_defaults(kind, capsys):
+    shown = " ".join(shown_help(kind, capsys).split())
+    assert ("More: --depth INT Layers. (default: 2)" in shown) == (kind is Longer)
     for words in (
         "Data: --dataset digits|mnist What to learn from, 100% of it. (default: digits)",
         "Training: --epochs INT Passes over the examples. (default: 30)",
@@ -427,6 +438,28 @@ def test_a_stored_job_is_the_same_one_under_later_settings(change, words):
     assert job_id(restore(CHANGES[change][0], stored)) == job_id(job)
 
 
+def test_a_setting_that_does_not_count_keeps_its_default_in_a_stored_job():
+    dropout = added(0.1, neutral=0.0, when={"lr": 5.0})
+    kind = changed(("dropout", float, dropout))
+    stored = {rate: restore(kind, identity(Settings(lr=rate))).dropout for rate in (0.5, 5.0)}
+    assert stored == {0.5: 0.1, 5.0: 0.0}
+
+
+def test_words_that_look_like_other_values_are_stored_as_they_are():
+    readers = {
+        name: flags.Reader(kind)
+        for name, kind in (("word", Literal["None", "True"]), ("text", str), ("none", str | None))
+    }
+    words = {
+        name: [t for t in ("None", "True", "1") if r.is_word(t)] for name, r in readers.items()
+    }
+    assert words == {
+        "word": ["None", "True"],
+        "text": ["None", "True", "1"],
+        "none": ["True", "1"],
+    }
+
+
 @pytest.mark.parametrize(
     ("kind", "line"),
     [
@@ -476,6 +509,7 @@ MISTAKES = [
     ),
     (dataclass_of(("device", str, "auto")), "Settings.device: --device is a flag of the engine"),
     (dataclass_of(("help", str, "")), "Settings.help: --help is a flag of the engine"),
+    (dataclass_of(("step", int, 3)), "Settings.step: tables of results have a column of this name"),
     (dataclass_of(("steps", int, setting(0, replaces="epoch"))), "Settings.steps: replaces="),
     (dataclass_of(("m", int, setting(0, when={"opt": "sgd"}))), "Settings.m: when={'opt': 'sgd'}"),
     (

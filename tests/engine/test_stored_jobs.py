@@ -60,6 +60,14 @@ def test_both_ways_of_reading_agree(store, monkeypatch):
     assert {math.inf, -math.inf} < {value for _, _, value in by_sql[1]}
 
 
+def test_of_each_code_and_data_one_attempt_at_a_job_is_known(store):
+    runs = [
+        store.job("twice", {"val_loss": [1.0]}, tags={"code": code, "data": data}, seed=0)
+        for code, data in (("a", "x"), ("a", "y"), ("a", "x"), ("b", "x"))
+    ]
+    assert {job["run_id"] for job in stored_jobs.jobs("twice")} == {*runs[1:]}
+
+
 def test_a_file_from_the_jobs_folder_else_from_its_run(store, tmp_path):
     run = store.job("files", {}, seed=1)
     (tmp_path / "kept.txt").write_text("in the folder")

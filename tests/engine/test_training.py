@@ -63,6 +63,16 @@ def test_the_ema_follows_the_weights_and_has_the_models_buffers(buffers):
     assert [buffer.item() for buffer in ema.model.buffers()] == [9] * 3 * buffers
 
 
+def test_the_ema_follows_buffers_that_are_replaced():
+    model = nn.Module()
+    model.register_buffer("center", torch.zeros(2))
+    ema = EMA(model, 0.5)
+    for shape in (2, 2, 3):
+        model.center = torch.full((shape,), float(shape))
+        ema.update()
+        assert torch.equal(ema.model.center, model.center)
+
+
 def test_an_ema_goes_on_from_a_job_without_one():
     """As in a fork with --ema of a job without it; and the other way round."""
     model = nn.Linear(1, 1)

@@ -119,7 +119,8 @@ def _wrong(name: object, metric: object) -> str:
     if not isinstance(metric, Metric):
         return 'must be a Metric, such as Metric(better="lower")'
     if metric.better not in ("lower", "higher"):
-        return f'better={metric.better!r}: must be "lower" or "higher"'
+        cure = "; where a value between is best, measure the distance from it"
+        return f'better={metric.better!r}: must be "lower" or "higher"{cure}'
     if metric.scale not in ("linear", "log", "percent"):
         return f'scale={metric.scale!r}: must be "linear", "log" or "percent"'
     if not _rises(metric.range):
@@ -161,9 +162,9 @@ ROLES: Mapping[str, Role] = {
 HELD_OUT = ("fold", "split_seed", "val_fraction")
 """Settings that say which examples are not trained on."""
 
-CONFIRMING = 1000
+CONFIRMING = 1_000_000_000
 """Seeds from here on are those of `confirm` in run.sh: nothing is chosen by their jobs, and tables
-report these jobs where there are any."""
+report these jobs where there are any. Nobody types such a seed."""
 
 
 def roles(kind: type[Any] | None) -> dict[str, Role]:

@@ -74,6 +74,11 @@ class Reader:
                 return _read(kind, text)
         raise ValueError(f"must be {self.wanted}")
 
+    def is_word(self, stored: str) -> bool:
+        """Return whether a stored text is a value as it is, even if it is `None`, `True` or `1`."""
+        text = self.types == [str] and not (stored == "None" and "none" in self.words)
+        return stored in self.words or text
+
     @property
     def wanted(self) -> str:
         """What the text must be, in words."""
@@ -232,6 +237,11 @@ class Flags(dict[str, Flag]):
         return found
 
 
+COLUMNS = {"job_id", "run_id", "job_folder", "state", "stale", "unchecked", "diverged", "ended"}
+COLUMNS |= {"hardware", "step", "value", "at", "row", "moment"}
+"""Columns of the tables that figures are made of, beside those of the settings."""
+
+
 @cache
 def _of(kind: type) -> Flags:
     if not is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
@@ -251,6 +261,9 @@ def _of(kind: type) -> Flags:
         except (TypeError, ValueError) as error:
             raise SettingsError(f"{kind.__name__}.{field.name}: {error}") from None
     flags = Flags(found, getattr(kind, "FORMER", {}))
+    for name in COLUMNS & found.keys():
+        wrong = "tables of results have a column of this name; choose another"
+        raise SettingsError(f"{kind.__name__}.{name}: {wrong}")
     for name, wrong in _contradictions(flags):
         raise SettingsError(f"{kind.__name__}.{name}: {wrong}")
     return flags
@@ -333,7 +346,12 @@ HEADING = re.compile(r"# ([A-Z][\w ,()/&'-]*)")
 
 
 def of_fields(kind: type) -> dict[str, tuple[str, str]]:
-    """Return the heading and the text of each field of a dataclass."""
+    """Return the heading and the text of each field of a dataclass, inherited ones included."""
+    bases = [base for base in kind.__mro__[::-1] if is_dataclass(base)]
+    return {name: about for base in bases for name, about in _written_in(base).items()}
+
+
+def _written_in(kind: type) -> dict[str, tuple[str, str]]:
     try:
         source = textwrap.dedent(inspect.getsource(kind))
         definition = ast.parse(source).body[0]

@@ -37,14 +37,25 @@ class Range(NamedTuple):
             case "choice":
                 return self.choices[int(u * len(self.choices))]
             case "uniform":
-                return f"{low + u * (high - low):.4g}"
+                return self._rounded(low + u * (high - low))
             case "log":
-                return f"{low * (high / low) ** u:.4g}"
+                return self._rounded(low * (high / low) ** u)
             case "int":
                 return str(low + int(u * (high + 1 - low)))
             case "logint":  # each whole number has the part of the range that rounds to it
                 return str(round((low - 0.5) * ((high + 0.5) / (low - 0.5)) ** u))
-        return f"{NormalDist(low, high).inv_cdf(u or 2**-60):.4g}"
+        return self._rounded(NormalDist(low, high).inv_cdf(u or 2**-60))
+
+    def _rounded(self, value: float) -> str:
+        """A value in four digits of the range's width, within the range."""
+        is_normal = self.kind == "normal"
+        width = self.high if is_normal else self.high - self.low
+        largest = max(abs(self.low), abs(self.high))
+        digits = 4 + max(0, math.floor(math.log10(largest / width))) if width else 17
+        text = f"{value:.{digits}g}"
+        if is_normal or self.low <= float(text) <= self.high:
+            return text
+        return str(self.low if value < (self.low + self.high) / 2 else self.high)
 
     def next_to(self, value: str, factor: float) -> str:
         """Return a value close to one, on the side of it that a factor such as 0.8 or 1.2 says:
@@ -57,7 +68,7 @@ class Range(NamedTuple):
         low, high = (-math.inf, math.inf) if self.kind == "normal" else (self.low, self.high)
         moved = min(max(factor * float(value), low), high)
         if not self.kind.endswith("int"):
-            return f"{moved:.4g}"
+            return self._rounded(moved)
         further = max if side > 0 else min
         return str(int(min(max(further(round(moved), int(value) + side), low), high)))
 

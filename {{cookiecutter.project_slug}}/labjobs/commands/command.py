@@ -72,7 +72,12 @@ COMMANDS = {
     "list": Command(
         "print each job: id, state, when it ended, its validation results, settings",
         JSON
-        | argument("--by", "sort by a metric, the best first", "METRIC", default="")
+        | argument(
+            "--by",
+            "sort by a metric, the best first; one that METRICS lacks: the lowest first",
+            "METRIC",
+            default="",
+        )
         | argument("--where", CONDITIONS, "CONDITION", action="append", default=[])
         | switch("--groups", "a line for jobs that differ in repeats alone")
         | switch("--test", "print test results, by which nothing is chosen"),

@@ -209,6 +209,8 @@ class Project:
     def one(self, prefix: str) -> Job:
         """Return the job whose id begins with these digits. Raises SettingsError if there is none,
         or several."""
+        if not prefix:  # as of a variable that is not set: `rm "$id"`
+            raise SettingsError("'' is not the id of a job")
         found = self._named(prefix)
         if len(found) > 1:
             raise SettingsError(

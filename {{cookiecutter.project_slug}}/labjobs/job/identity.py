@@ -128,7 +128,8 @@ def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
     for name, value in left.items():
         raise SettingsError(f"{name}={as_text(value)}: no longer a setting of this project")
     try:
-        return kind(**values)
+        idle = known.idle(kind(**values))  # which keep their defaults, neutral or not
+        return kind(**{n: v for n, v in values.items() if n not in idle or known[n].required})
     except ValueError as error:  # a rule in __post_init__
         raise SettingsError(str(error)) from error
 

@@ -189,14 +189,15 @@ class Journal:
 
     def __init__(self, folder: Path, log_every: int | str) -> None:
         path = folder / layout.JOURNAL
-        self._last_steps: dict[str, int] = {}
+        self._last: dict[str, tuple[int, float]] = {}  # step and value
         self.tags_before: dict[str, str] = {}
         self._seals = [0]  # of the journal's first lines: none, one, two, …
         path.touch()
         with path.open("rb") as file:
             reader = Reader(file)
             for line in reader.read():
-                self._last_steps |= dict.fromkeys(line.get("metrics", ()), line.get("step", 0))
+                metrics = line.get("metrics", {})
+                self._last |= {name: (line["step"], value) for name, value in metrics.items()}
                 self.tags_before |= line.get("tags", {})
                 self._seals.append(zlib.crc32(line["crc"].encode(), self._seals[-1]))
         check(folder, reader)
@@ -215,7 +216,7 @@ class Journal:
     @property
     def has_points(self) -> bool:
         """Whether the journal has metrics of any step."""
-        return bool(self._last_steps)
+        return bool(self._last)
 
     def metrics(
         self, step: int, values: Mapping[str, float], at: int | None = None, of: int | None = None
@@ -224,11 +225,22 @@ class Journal:
 
         The steps of a metric only increase: what is there already is left out.
         """
-        new = {name: v for name, v in values.items() if step > self._last_steps.get(name, -1)}
+        new = {name: v for name, v in values.items() if step > self._last.get(name, (-1,))[0]}
         if new:
-            self._last_steps |= dict.fromkeys(new, step)
+            self._last |= {name: (step, value) for name, value in new.items()}
             total = {} if of is None else {"of": of}
             self._write({"time": at or now(), "step": step, **total, "metrics": new})
+
+    def results(self, step: int, values: Mapping[str, float], end: int) -> None:
+        """Add the results of a job at the step of its best weights; after its `end`, so that they
+        are the last, those under whose names training has logged something else."""
+        first, others = dict[str, float](), dict[str, float]()
+        for name, value in values.items():
+            at, known = self._last.get(name, (-1, value))
+            is_other = at > step or (at == step and str(known) != str(value))
+            (others if is_other else first)[name] = value
+        self.metrics(step, first)
+        self.metrics(end + 1, others)
 
     def tags(self, values: dict[str, str]) -> None:
         """Add facts about the run."""

@@ -159,11 +159,24 @@ def paths() -> set[Path]:
     return {p for p in found if (CODE / p).exists() and environments.isdisjoint(p.parents)}
 
 
+def ignored() -> set[Path]:
+    """Return the paths that git ignores in the code's folder and that jobs may use all the same,
+    such as `data` and `local_paths.py`: whole folders, and files beside others."""
+    words = ("ls-files", "--others", "--ignored", "--exclude-standard", "--directory")
+    return {path for path in map(Path, names(*words)) if path.parts and not _is_of_tools(path)}
+
+
+def _is_of_tools(path: Path) -> bool:
+    hidden = any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+    is_store = path.name.startswith("mlflow.db")
+    return hidden or is_store or (CODE / path / layout.ENVIRONMENT).exists()
+
+
 def _withoutgit() -> Iterator[Path]:
     for path in CODE.iterdir():
-        if path.name.startswith(".") or path.name.startswith("mlflow.db"):
+        if _is_of_tools(path.relative_to(CODE)):
             continue
-        if path.is_dir() and any(path.glob("*.py")):
+        if path.is_dir() and not path.is_symlink() and any(path.glob("*.py")):
             yield from (file.relative_to(CODE) for file in path.rglob("*") if file.is_file())
         else:
             yield path.relative_to(CODE)

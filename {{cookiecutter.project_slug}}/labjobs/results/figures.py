@@ -12,7 +12,6 @@ and no display is needed.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import AutoLocator, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import AutoLocator, Formatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike, NDArray
 
 from labjobs.results import tables, text
@@ -232,7 +231,7 @@ def _label(axis: Axis, label: str, metric: Measured | None = None) -> None:
     inches = LABEL * width / columns if axis is axis.axes.xaxis else TALL * height / rows
     axis.set_label_text(text.wrapped(label, 72 * inches, _venue.text))
     axis.set_major_locator(Ticks())
-    axis.set_major_formatter(partial(plain, factor=metric.factor if metric else 1))
+    axis.set_major_formatter(Plain(metric.factor if metric else 1))
     axis.isDefault_majloc = axis.isDefault_majfmt = True  # words and dates bring their own
     if metric and metric.log:
         log_scale(axis)
@@ -243,7 +242,7 @@ def log_scale(axis: Axis) -> None:
     change = axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale
     change("log")
     axis.set_major_locator(LogTicks())
-    axis.set_major_formatter(plain)
+    axis.set_major_formatter(Plain())
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -257,18 +256,37 @@ def ticks_at(ax: Axes, values: Iterable[float]) -> None:
     if len(every) > MANY:
         return
     fig.draw_without_rendering()
-    ax.xaxis.set_major_formatter(plain)
+    ax.xaxis.set_major_formatter(Plain())
     labelled = _apart(ax.xaxis, every)
-    ax.set_xticks(labelled, [*map(plain, labelled)])
+    ax.set_xticks(labelled, Plain().format_ticks(labelled))
     ax.set_xticks(every, minor=True)
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-def plain(value: float, _place: object = None, factor: int = 1) -> str:
-    """Return a tick's label, for a value that is shown multiplied by a factor. Very small and very
-    large numbers have their own exponents, rather than one at the end of the axis, which could be
-    missed."""
-    return signed(number(factor * value, 6))
+def plain(value: float, digits: int = 6) -> str:
+    """Return a tick's label. Very small and very large numbers have their own exponents, rather
+    than one at the end of the axis, which could be missed."""
+    return signed(number(value, digits))
+
+
+class Plain(Formatter):
+    """Labels of ticks whose values are shown multiplied by a factor, with so many digits that no
+    two are the same."""
+
+    def __init__(self, factor: int = 1) -> None:
+        self._factor = factor
+
+    def __call__(self, value: float, _place: int | None = None) -> str:
+        """Return the label of a tick."""
+        return plain(self._factor * value)
+
+    def format_ticks(self, values: Iterable[float]) -> list[str]:
+        """Return the labels of all ticks."""
+        shown = [self._factor * value for value in values]
+        each = ([plain(value, digits) for value in shown] for digits in range(6, 16))
+        return next(
+            (labels for labels in each if len({*labels}) == len({*shown})), [*map(plain, shown)]
+        )
 
 
 class LogTicks(LogLocator):
@@ -303,10 +321,10 @@ class Ticks(AutoLocator):
 
 def _apart(axis: Axis | Any, places: Iterable[float]) -> list[float]:
     """Return those of some places, from left to right, whose labels have spaces between them."""
-    ax, label, end, kept = axis.axes, axis.get_major_formatter(), -np.inf, list[float]()
-    for tick in places:
+    ax, end, kept, places = axis.axes, -np.inf, list[float](), [*places]
+    for tick, label in zip(places, axis.get_major_formatter().format_ticks(places), strict=True):
         place = 72 / text.figure_of(ax).dpi * float(ax.transData.transform((tick, 1))[0])
-        half = 0.3 * _venue.small * len(label(tick))  # digits of either font are narrower
+        half = 0.3 * _venue.small * len(label)  # digits of either font are narrower
         if axis is ax.yaxis or place - half > end:
             kept.append(tick)
             end = place + half + _venue.small / 2

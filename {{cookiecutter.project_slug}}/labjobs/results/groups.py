@@ -247,10 +247,10 @@ def of_mixed_evidence(jobs: pd.DataFrame) -> list[str]:
     if code_evidence.conflict({folder_of(str(folder)) for folder in jobs["job_folder"]}):
         return sorted(jobs["job_id"])
     names = [name for name in jobs.attrs["settings"] if name not in repeated(jobs)]
-    mixed: list[str] = jobs.loc[jobs["code"] == code_evidence.MIXED, "job_id"].tolist()
+    mixed: list[str] = jobs.loc[jobs[tables.CODE] == code_evidence.MIXED, "job_id"].tolist()
     for _, alike in jobs.astype(dict.fromkeys(names, str)).groupby(names, dropna=False):
         folders = [folder_of(str(folder)) for folder in alike["job_folder"]]
-        if alike["code"].nunique() > 1 or data_evidence.conflict(folders):
+        if alike[tables.CODE].nunique() > 1 or data_evidence.conflict(folders):
             mixed += alike["job_id"].tolist()
     return sorted({*mixed})
 

@@ -569,7 +569,7 @@ def _confirmed(table: Table, jobs: pd.DataFrame) -> str:
     shown = {job for record in table.records for job in record["job_ids"].split()}
     if not jobs.loc[groups.confirming(jobs), "job_id"].isin(shown).any():
         return ""
-    which = f"Settings that have seeds from {CONFIRMING} on are shown by these jobs alone"
+    which = f"Settings that have seeds from {CONFIRMING:,} on are shown by these jobs alone"
     return f" {which}, which had no part in the choice."
 
 

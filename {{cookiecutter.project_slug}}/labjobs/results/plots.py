@@ -5,7 +5,6 @@ diverged or never reached a target. Metrics with a logarithmic scale have geomet
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from matplotlib.image import AxesImage
 from numpy.typing import ArrayLike, NDArray
 
 from labjobs.results import groups, intervals, style, tables, text
-from labjobs.results.figures import INTERVAL, LABEL, log_scale, name_columns, plain
+from labjobs.results.figures import INTERVAL, LABEL, Plain, log_scale, name_columns
 from labjobs.results.intervals import Interval
 from labjobs.results.metrics import Measured, NoResults
 from labjobs.results.samples import Difference, Sample, sample
@@ -153,7 +152,7 @@ def heatmap(ax: Axes, rows: Jobs, x: str, metric: Measured) -> None:
     digits = None if metric.log else style.decimals(spans, shown[np.isfinite(shown)])
     texts = [style.rounded(value, digits).replace("nan", "–") for value in shown.tolist()]
     if not _fill_cells(ax, image, texts, cell):
-        fig, ticks = text.figure_of(ax), partial(plain, factor=metric.factor)
+        fig, ticks = text.figure_of(ax), Plain(metric.factor)
         bar = fig.colorbar(image, ax=ax, format=ticks)
         name_columns(ax, list(columns.values()))  # which are narrower now
         high = LABEL * 72 * fig.get_figheight()

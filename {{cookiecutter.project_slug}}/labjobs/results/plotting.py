@@ -161,8 +161,9 @@ class _Found:
         """Say how many jobs ONLY leaves out, of the task of those that are `shown` if there are
         any."""
         others = self.others if shown is None else groups.with_task_of(shown, self.others)
-        named = " or ".join(map(style.setting, self.only))
-        return f" Left out: {counted(len(others), 'job')} with another {named}." * bool(len(others))
+        of = f"values of {style.settings(self.only)}" if len(self.only) > 1 else ""
+        named = f"other {of}" if of else f"another {style.setting(next(iter(self.only), ''))}"
+        return f" Left out: {counted(len(others), 'job')} with {named}." * bool(len(others))
 
 
 class NothingMade(Exception):
@@ -452,7 +453,8 @@ def _other_code(jobs: pd.DataFrame, any_code: bool) -> list[str]:
 
 def _one(job_id: str, every: pd.DataFrame, jobs: pd.DataFrame) -> pd.DataFrame:
     """The job with an id, or the best of some jobs; `attrs["about"]` says which."""
-    why = "" if job_id else f", the best of {len(jobs)} by {chooser(jobs)}"
+    metric = None if job_id else chooser(jobs)
+    why = f", the best of {len(groups.having(jobs, metric.result))} by {metric}" if metric else ""
     job = every[every["job_id"] == (job_id or groups.best(jobs))]
     among = jobs if job["job_id"].isin(jobs["job_id"]).all() else every
     names = [*groups.varied(among), *groups.varying_repeats(among)]

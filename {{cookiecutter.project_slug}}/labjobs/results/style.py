@@ -196,6 +196,8 @@ def decimals(found: Iterable[Sequence[Any]], values: Iterable[float] = ()) -> in
     numbers with exponents."""
     known = [float(high - low) / 2 for _, low, high in found if high > low]
     size = statistics.median(known or [*map(abs, values)] or [1.0]) or 1.0
+    if not math.isfinite(size):
+        return None
     exponent = math.floor(math.log10(size))
     digits = (1 if size / 10**exponent < 3.55 else 0) if known else 2
     return max(0, digits - exponent) if digits - exponent <= 6 else None

@@ -9,7 +9,7 @@ worst = tables.logged(jobs, "worst")
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from io import BytesIO
@@ -46,6 +46,7 @@ SEARCH = "search draw"
 is none. No setting can have a name with a space."""
 
 COSTS = ("gpu_hours", "cpu_hours")  # metrics that jobs without results have too
+CODE, DATA = "digest of the code", "digest of the data"  # columns, which no setting can be
 OWN = ("job_id", "run_id", "ended", "diverged")  # columns besides settings, metrics and tags
 
 
@@ -88,6 +89,7 @@ def jobs(
             metrics = {name: metrics[name] for name in COSTS if name in metrics}
         own = {key: value for key, value in job.items() if key in OWN}
         own |= {"hardware": tags.get("device", "unknown"), DECLARED: tags.get("metrics", "{}")}
+        own |= {CODE: tags.get("code", ""), DATA: tags.get("data", "")}
         rows.append(tags | metrics | own | {SEARCH: _draw(tags)})
     table = pd.DataFrame(rows)
     table["stale"] = [bool(evidence.change) for _, evidence in chosen]
@@ -110,14 +112,16 @@ def joined(jobs: pd.DataFrame, inputs: pd.DataFrame) -> pd.DataFrame:
     average them as any other settings. Raises NoResults if no setting is the id of such a job."""
     of_inputs = inputs.set_index("job_id")[inputs.attrs["settings"]]
     found, names, its_roles = jobs.copy(), {*jobs.attrs["settings"]}, dict(jobs.attrs["roles"])
+    nested = [*jobs.attrs.get("nested", ())]
     for name in jobs.attrs["settings"]:
         if jobs[name].isin(of_inputs.index).all():
             own = of_inputs.loc[jobs[name]].add_prefix(f"{name}_").set_index(jobs.index)
             found, names = found.join(own), names - {name} | {*own}
             its_roles |= {f"{name}_{each}": role for each, role in inputs.attrs["roles"].items()}
+            nested += [f"{name}_{each}" for each in inputs.attrs.get("nested", ())]
     if names == {*jobs.attrs["settings"]}:
         raise NoResults("none of their settings is the id of a job in the other table")
-    found.attrs = {**jobs.attrs, "settings": sorted(names), "roles": its_roles}
+    found.attrs = {**jobs.attrs, "settings": sorted(names), "roles": its_roles, "nested": nested}
     return found
 
 
@@ -296,7 +300,21 @@ def _settings(
         # 1e30 is stored with all its digits, and too large for a column of integers.
         large = any(isinstance(value, int) and abs(value) >= 2**63 for value in values)
         settings[name] = [float(v) if large and isinstance(v, int) else v for v in values]
+    when = flags.of(kind).when if kind else {}
+    for name in [*when] * len(when):  # until a chain of them has come to its end
+        for key, wanted in when[name].items() if name in settings else ():
+            if key in settings:
+                does = [_is_one_of(value, wanted) for value in settings[key]]
+                each = zip(settings[name], does, params, strict=True)
+                settings[name] = [v if counts or name in own else None for v, counts, own in each]
     return settings
+
+
+def _is_one_of(value: Any, values: Iterable[Any]) -> bool:
+    def plain(each: Any) -> str:
+        return flags.as_text(flags.as_plain(each))
+
+    return plain(value) in map(plain, values)
 
 
 def _why_none(experiment: str, script: str, diverged: int) -> str:
@@ -312,7 +330,7 @@ def _why_none(experiment: str, script: str, diverged: int) -> str:
 # The files of jobs: tables that they logged by `job.log_table`, and values that they kept for each
 # test example by `job.keep_outputs`.
 
-KEPT = ["run_id", "job_folder", "job_id", "data"]  # a job's columns that say what it has kept
+KEPT = ["run_id", "job_folder", "job_id", DATA]  # a job's columns that say what it has kept
 TRUE = ("label", "target", layout.GROUP)  # outputs that are known of an example, and no result
 MOST_CLASSES = 1000  # largest number of classes that a figure can show
 
@@ -396,7 +414,7 @@ def _of_examples(jobs: tuple[tuple[str, ...], ...], name: str) -> OfExamples | N
             if values.ndim == 1:
                 columns.append(values[order].astype(float))
                 true = [arrays[each][order] for each in TRUE if each in arrays]
-                which.append((index[order], *(true or [np.array(job["data"])])))
+                which.append((index[order], *(true or [np.array(job[DATA])])))
                 group = arrays[layout.GROUP][order] if layout.GROUP in arrays else None
     same = (all(map(np.array_equal, which[0], each)) for each in which)
     if len(columns) < len(jobs) or not all(same):
@@ -421,10 +439,12 @@ def predictions(job: pd.DataFrame) -> Predictions:
     with _kept(row, "predicted classes") as arrays:
         label, predicted = arrays["label"], arrays["predicted"]
     numbers = label.dtype.kind in "iub" and predicted.dtype.kind in "iub"
-    count = int(max(label.max(initial=0), predicted.max(initial=0))) + 1 if numbers else 0
-    if label.shape != predicted.shape or label.ndim != 1 or not 0 < count <= MOST_CLASSES:
-        where, wanted = f"{layout.PREDICTIONS} of the job {row['job_id']}", "an integer class below"
-        raise NoResults(f"{where} does not have {wanted} {MOST_CLASSES} for each example")
+    both = np.concatenate([label.ravel(), predicted.ravel()]) if numbers else np.array([-1])
+    count = int(both.max(initial=0)) + 1
+    shapes = label.shape == predicted.shape and label.ndim == 1
+    if not shapes or both.min(initial=0) < 0 or count > MOST_CLASSES:
+        where, last = f"{layout.PREDICTIONS} of the job {row['job_id']}", MOST_CLASSES - 1
+        raise NoResults(f"{where} does not have a class from 0 to {last} for each example")
     return Predictions(label, predicted, classes(job, count))
 
 

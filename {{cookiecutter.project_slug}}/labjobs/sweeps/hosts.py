@@ -140,8 +140,10 @@ class Host:
         if not (has and shutil.which("rsync")):
             return f"there is no rsync {'on this machine' if has else 'there'}; install it"
         links = [path for path in code.rglob("*") if path.is_symlink()]
-        secret = [p.name for p in links if any(map(privacy.is_secret, (p, p.resolve())))]
+        secret = {p.name for p in links if any(map(privacy.is_secret, (p, p.resolve())))}
         left_out = [f"--exclude={name}" for name in secret]
+        data = {f"/{path}" for path in provenance.ignored() if (code / path).is_symlink()}
+        left_out += [f"--exclude={name}" for name in data]  # a host has its own
         there = f"{self.name}:{self.folder}/code/"
         return _heard(rsync("--copy-unsafe-links", *left_out, f"{code}/", there))[1]
 

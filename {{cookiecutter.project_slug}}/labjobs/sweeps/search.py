@@ -271,7 +271,7 @@ def check_halving(halving: Halving, job: JobFolder[Any]) -> None:
 def check_evaluated(line: str, at: Span, job: JobFolder[Any]) -> None:
     """Raise SettingsError for a job that is not evaluated after each such span."""
     every = Span(getattr(job.settings, "eval_every", "1e"))
-    whole = round(at.number / every.number) * every.number == at.number
+    whole = math.isclose(round(at.number / every.number) * every.number, at.number)  # 3 * 0.1e
     if every.endswith("e") != at.endswith("e") or not whole:
         raise SettingsError(f"{line}: no evaluation there, --eval-every {every}")
 

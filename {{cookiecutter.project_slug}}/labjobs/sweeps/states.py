@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labjobs import exit_status, layout, locks, privacy
-from labjobs.errors import SettingsError, cause
+from labjobs.errors import SettingsError, cause, few
 from labjobs.files import ENGINE, PROJECT, json_of
 from labjobs.job import journal, provenance
 from labjobs.job.folder import JobFolder, owner_of
@@ -178,8 +178,9 @@ def watch(entries: Sequence[Entry]) -> None:
         time.sleep(LOOK)
 
 
-# A sweep runs the code with which it was started, a copy in the sweep's folder. Large files and
-# files that may hold secrets are linked, not copied; only the owner can read the copy.
+# A sweep runs the code with which it was started, a copy in the sweep's folder. Large files, files
+# that may hold secrets, and data that git ignores are linked, not copied; only the owner can read
+# the copy.
 
 LARGEST = 10_000_000  # bytes of a file above which it is linked
 YOUNG = 60.0  # seconds within which a sweep has certainly locked its folder
@@ -190,13 +191,14 @@ def take_snapshot(target: Path) -> None:
     # Files with secrets lie in the root, and git usually ignores them.
     secret = {Path(path.name) for path in PROJECT.iterdir() if path.is_file()}
     paths = provenance.paths() | {path for path in secret if privacy.is_secret(path)}
+    ignored = provenance.ignored() - paths
     try:
         target.mkdir(mode=0o700)
-        for path in paths:
+        for path in paths | ignored:
             source, copy = PROJECT / path, target / path
             copy.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):  # an editor's temporary file
-                if _is_to_be_linked(path):
+                if _is_to_be_linked(path) or (path in ignored and path.suffix != ".py"):
                     copy.symlink_to(source)
                 else:
                     shutil.copy2(source, copy)
@@ -216,6 +218,30 @@ def _is_to_be_linked(path: Path) -> bool:
     return privacy.is_secret(path) or privacy.is_secret(Path(source.resolve().name))
 
 
+def keep_written(folder: Path) -> None:
+    """Move into the project what jobs have written beside their code, which is a sweep's copy, and
+    say so. A file that is in the project already gets the name of the sweep as well."""
+    moved = []
+    with suppress(OSError):
+        code = folder / "code"
+        copied = (code / layout.FROZEN).stat().st_mtime
+        for path in [*code.rglob("*")]:
+            name = path.relative_to(code)
+            is_of_tools = any(part.startswith(".") or part == "__pycache__" for part in name.parts)
+            if path.is_symlink() or is_of_tools or not path.is_file():
+                continue
+            if path.stat().st_mtime > copied:
+                target = PROJECT / name
+                if target.exists():
+                    target = target.with_name(f"{target.name}.{folder.name}")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(path, target)
+                moved.append(str(target.relative_to(PROJECT)))
+    if moved:
+        line = "written beside the sweep's copy of the code, and moved into the project"
+        print(f"run.sh: {line}: {few(sorted(moved), 2)}", flush=True)
+
+
 def lock_snapshot(folder: Path) -> int:
     """Return the lock of a sweep's folder, which all processes of the sweep inherit: once nobody
     holds the lock, another sweep removes the folder."""
@@ -230,6 +256,7 @@ def clear_snapshots(mine: Path) -> None:
     for folder in mine.parent.iterdir():
         with suppress(FileNotFoundError):  # another sweep has removed it in the meantime
             if folder != mine and not _alive(folder):
+                keep_written(folder)
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -175,6 +175,8 @@ class Sweep:
         except OSError as error:
             notify(f"the sweep has ended: {cause(error)}", wait=True)
             raise
+        finally:
+            states.keep_written(self.folder)
         status = _end(entries, queue.status)
         for line in self.budget.lines(entries):
             leave(status, f"run.sh: --budget {self.flags.budget:g}: {line}")

@@ -2,6 +2,7 @@
 # The engine of run.sh, which sources this file, defines its grid as a function that calls `job` for
 # each job, and calls `sweep "$@"`. sweep.py reads the flags, asks once which jobs are finished,
 # freezes the code and runs what is left.
+# Names that begin with labjobs_ are its own; a grid may use any others.
 #
 # A sweep's folder, .sweeps/<name>/, holds `grid` and two pipes (grid.py says what for), `code/` (what
 # is run) and `lock`, which is held by everything that the sweep has started.
@@ -19,21 +20,21 @@ set -Euo pipefail                     # without -e, under which `wait`, ((n++)) 
 # Words and names of files mean the same in every locale, and sets have the same order in all jobs.
 export PYTHONUTF8="${PYTHONUTF8-1}" PYTHONHASHSEED="${PYTHONHASHSEED-0}"
 
-python=${PYTHON:-python}
-[[ -z ${PYTHON:-}${VIRTUAL_ENV:-} && -x .venv/bin/python ]] && python=.venv/bin/python
+labjobs_python=${PYTHON:-python}
+[[ -z ${PYTHON:-}${VIRTUAL_ENV:-} && -x .venv/bin/python ]] && labjobs_python=.venv/bin/python
 
 # Adds a job to the grid; in `id=$(job …)`, also prints its id. Words are separated by NUL bytes, so
 # that any value can be passed.
 job() {
   printf '%s\0' "$#" "$@" >&4
-  if ((BASH_SUBSHELL)) && [[ ! /dev/fd/1 -ef /dev/fd/3 ]]; then print_id "$@"; fi
+  if ((BASH_SUBSHELL)) && [[ ! /dev/fd/1 -ef /dev/fd/3 ]]; then labjobs_print_id "$@"; fi
 }
 
 # Asks sweep.py, which may have ended because of wrong flags.
-print_id() {
+labjobs_print_id() {
   local id='' part
   printf '%s\0' "$#" "$@" >&5
-  while kill -0 "$planner" 2>/dev/null; do
+  while kill -0 "$labjobs_planner" 2>/dev/null; do
     if read -r -t 1 part <&6; then echo "$id$part" && return; fi
     id+=$part # the second may end within the line
   done
@@ -68,13 +69,13 @@ wait() {
     builtin wait "$@"
     return
   fi
-  for each in $(jobs -p); do [[ $each == "$planner" ]] || builtin wait "$each"; done
+  for each in $(jobs -p); do [[ $each == "$labjobs_planner" ]] || builtin wait "$each"; done
 }
 
 # An unknown command or variable makes the grid wrong; bash has already printed which one, and where.
 # So does a command that fails in a `$(…)` or before a pipe, since what it did not print may be values
 # of the grid. A test may fail there, as in `((n++))`, and SIGPIPE end what writes to `head` (141).
-refuse_failed() {
+labjobs_refuse_failed() {
   local status=$? each=("${PIPESTATUS[@]}") said=$BASH_COMMAND place
   if ((status != 127)); then
     [[ $BASH_SUBSHELL -gt 0 && $said != [\(\[]* ]] || said=
@@ -84,45 +85,46 @@ refuse_failed() {
     [[ $said ]] || return 0
     echo "run.sh: $said failed, so jobs may be missing; if that is meant, put || true behind it" >&2
   fi
-  : >"$work/wrong" && exit 2
+  : >"$labjobs_work/wrong" && exit 2
 }
 
 # Ends sweep.py. A signal that arrives before bash has become Python is lost, so it is sent until
 # there is no such process.
-end_planner() { while kill "$planner" 2>/dev/null; do sleep 0.05; done; }
+labjobs_end_planner() { while kill "$labjobs_planner" 2>/dev/null; do sleep 0.05; done; }
 
-clean_up() {
-  if [[ -n ${naming:-} ]]; then end_planner; fi
+labjobs_clean_up() {
+  if [[ -n ${labjobs_naming:-} ]]; then labjobs_end_planner; fi
   # A server that is about to end may still write there what it has compiled: then once more.
   # Where sweep.py was killed, a job may just be reading its code there; the next sweep removes it.
-  if [[ ! -e $work/arrays && ${code:-0} -ne 137 ]]; then
-    rm -rf "$work" 2>/dev/null || { sleep 1 && rm -rf "$work"; }
+  if [[ ! -e $labjobs_work/arrays && ${labjobs_code:-0} -ne 137 ]]; then
+    rm -rf "$labjobs_work" 2>/dev/null || { sleep 1 && rm -rf "$labjobs_work"; }
   fi
-  if [[ -n ${naming:-} ]]; then echo "run.sh: nothing was started" >&2 && exit 2; fi
+  if [[ -n ${labjobs_naming:-} ]]; then echo "run.sh: nothing was started" >&2 && exit 2; fi
 }
 
 # Runs what the grid names and is not finished, or does what the flags say instead.
 sweep() {
-  work=$PWD/.sweeps/$(date +%Y%m%d-%H%M%S)-$$
-  mkdir -p .sweeps && mkdir "$work" || exit 1 # never an existing folder
-  trap clean_up EXIT
-  mkfifo "$work"/{asked,answered} && exec 3>&1 5<>"$work/asked" 6<>"$work/answered" || exit 1
-  "$python" -m labjobs.sweeps.sweep "$work" "$@" 3>&- 5>&- 6>&- &
-  planner=$!
-  trap 'end_planner && exit 130' INT
-  trap 'end_planner && exit 143' TERM HUP
-  trap refuse_failed ERR
-  naming=1 && grid 4>"$work/grid" 3>&2 1>&2 # what it prints is no part of --list --json
+  labjobs_work=$PWD/.sweeps/$(date +%Y%m%d-%H%M%S)-$$
+  mkdir -p .sweeps && mkdir "$labjobs_work" || exit 1 # never an existing folder
+  trap labjobs_clean_up EXIT
+  mkfifo "$labjobs_work"/{asked,answered} || exit 1
+  exec 3>&1 5<>"$labjobs_work/asked" 6<>"$labjobs_work/answered" || exit 1
+  "$labjobs_python" -m labjobs.sweeps.sweep "$labjobs_work" "$@" 3>&- 5>&- 6>&- &
+  labjobs_planner=$!
+  trap 'labjobs_end_planner && exit 130' INT
+  trap 'labjobs_end_planner && exit 143' TERM HUP
+  trap labjobs_refuse_failed ERR
+  labjobs_naming=1 && grid 4>"$labjobs_work/grid" 3>&2 1>&2 # what it prints is no part of --list --json
   trap - ERR
-  if [[ -e $work/wrong ]]; then exit 2; fi
-  naming=
-  trap 'kill -USR1 "$planner" 2>/dev/null' INT # the terminal sends INT to all processes
-  trap 'kill -TERM "$planner" 2>/dev/null' TERM HUP
+  if [[ -e $labjobs_work/wrong ]]; then exit 2; fi
+  labjobs_naming=
+  trap 'kill -USR1 "$labjobs_planner" 2>/dev/null' INT # the terminal sends INT to all processes
+  trap 'kill -TERM "$labjobs_planner" 2>/dev/null' TERM HUP
   printf 'end\0' >&5
   while
-    builtin wait "$planner"
-    code=$?
-    kill -0 "$planner" 2>/dev/null
+    builtin wait "$labjobs_planner"
+    labjobs_code=$?
+    kill -0 "$labjobs_planner" 2>/dev/null
   do :; done
-  exit "$code" # here, so that bash reads no more of a run.sh that was edited meanwhile
+  exit "$labjobs_code" # here, so that bash reads no more of a run.sh that was edited meanwhile
 }

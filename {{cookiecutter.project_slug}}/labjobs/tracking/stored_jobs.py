@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from labjobs import exit_status, layout
+from labjobs.cli import flags
 from labjobs.cli.flags import as_text
 from labjobs.errors import JobError, SettingsError
 from labjobs.files import CODE, PROJECT, read_record
@@ -117,10 +118,12 @@ def _job(run: str, status: str, started: int, ended: int | None, tags: dict[str,
 
 def jobs(experiment: str) -> list[StoredJob]:
     """Return the attempts at jobs that finished or diverged, by job id; of several runs with the
-    same job id and code, a finished one, or the last to end."""
+    same job id, code and data, a finished one, or the last to end."""
     over = [job for job in every(experiment) if job["state"] in OVER]
     over.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
-    return list({(job["job_id"], job["tags"].get("code")): job for job in over}.values())
+    code_and_data = ((job["tags"].get("code"), job["tags"].get("data")) for job in over)
+    alike = zip(over, code_and_data, strict=True)
+    return list({(job["job_id"], *evidence): job for job, evidence in alike}.values())
 
 
 def unfinished(runs: Iterable[StoredJob]) -> list[StoredJob]:
@@ -476,7 +479,11 @@ def script_of(job: StoredJob) -> str:
 
 
 def _settings_of(job: StoredJob, kind: type[Any]) -> Any:
-    plain = {name: fresh_value(text) for name, text in job["params"].items()}
+    readers = {name: flag.reader for name, flag in flags.of(kind).items()}
+    plain = {
+        name: text if name in readers and readers[name].is_word(text) else fresh_value(text)
+        for name, text in job["params"].items()
+    }
     return identity.restore(kind, plain)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
@@ -64,41 +64,52 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 class _Recomputed:
-    """A block's forward pass, which is repeated in the backward pass."""
+    """A block's forward pass, which is repeated in the backward pass: with the buffers, such as the
+    running statistics of norms, that it began with, and without changing them again."""
 
     def __init__(self, block: nn.Module) -> None:
         self._block = block
-        self._has_norms = any(isinstance(layer, _BatchNorm) for layer in block.modules())
+        self._has_norms = any(isinstance(layer, _NormBase) for layer in block.modules())
 
     def __call__(self, *inputs: Any) -> Any:
         forward = partial(type(self._block).forward, self._block)
         if not torch.is_grad_enabled():
             return forward(*inputs)
-        if self._has_norms:
-            return self._with_norms(forward, *inputs)
+        if self._has_norms or not torch.compiler.is_compiling():
+            return self._with_buffers(forward, *inputs)
         return checkpoint(forward, *inputs, use_reentrant=False)
 
     # Compiled, the second pass would update the statistics again.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _with_norms(self, forward: Callable[..., Any], *inputs: Any) -> Any:
-        contexts = lambda: (nullcontext(), _statistics_kept(self._block))  # noqa: E731
+    def _with_buffers(self, forward: Callable[..., Any], *inputs: Any) -> Any:
+        # Those of today: run.py may have put norms of several processes in the place of others.
+        before = _copied([(part, part._buffers) for part in self._block.modules()])
+        contexts = lambda: (nullcontext(), _buffers_of(before))  # noqa: E731
         return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts)
 
 
+Buffers = list[tuple[nn.Module, dict[str, Tensor | None]]]
+
+
+def _copied(buffers: Buffers) -> Buffers:
+    return [
+        (part, {name: each if each is None else each.clone() for name, each in own.items()})
+        for part, own in buffers
+        if own
+    ]
+
+
 @contextmanager
-def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Leave the running statistics of batch norms as they are: the first pass has updated them."""
-    # Those of today: run.py may have put norms of several processes in the place of others.
-    norms = [layer for layer in block.modules() if isinstance(layer, _BatchNorm)]
-    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+def _buffers_of(before: Buffers) -> Iterator[None]:
+    """Have modules work on copies of these buffers instead of their own."""
+    now = [(part, dict(part._buffers)) for part, _ in before]
     try:
-        for norm, _, batches in before:
-            norm.momentum = 0.0
-            norm.num_batches_tracked = None if batches is None else batches.clone()
+        for part, buffers in _copied(before):
+            part._buffers.update(buffers)
         yield
     finally:
-        for norm, momentum, batches in before:
-            norm.momentum, norm.num_batches_tracked = momentum, batches
+        for part, buffers in now:
+            part._buffers.update(buffers)
 
 
 Forward = Callable[[Any, Any, Any], tuple[Tensor, dict[str, Any]]]

@@ -423,6 +423,9 @@ class Job(Generic[S]):
         self._logged = True
         self._folder.interruption.ends_waits = False  # until the results have been used
         training, rates = self._trained.pop(at["step"], ({}, {}))
+        if taken := sorted(values.keys() & training.keys()):
+            line = f"{few(taken, data_evidence.NAMED)}: job.log has logged that of the same steps"
+            raise JobError(f"{line}; log the evaluation under another name")
         check_ranges(values, self._folder.metrics)
         self._report.show(at, {**training, **values}, rates)
         times = {"epoch": at["epoch"], "elapsed_seconds": self._watch.elapsed, **rates}
@@ -577,7 +580,7 @@ class Job(Generic[S]):
         step = best.get("step", self.step)
         check_ranges(tested, self._folder.metrics)
         every = {**tested, **kept, **({"best_step": step} if best else {})}
-        journal.metrics(step, every)
+        journal.results(step, every, self.step)
         return every
 
     def stop(self, save: bool) -> None:

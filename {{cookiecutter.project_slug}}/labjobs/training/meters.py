@@ -24,7 +24,7 @@ from labjobs.distributed.collectives import Processes
 from labjobs.errors import Diverged, JobError, first_line
 from labjobs.job.journal import Journal, now
 from labjobs.job.terminal import log
-from labjobs.settings import Metric, is_name, outside
+from labjobs.settings import PARTS, Metric, is_name, outside
 from labjobs.training.progress import Stateful
 
 # What a forward pass measures, and means of it that stay on the device.
@@ -159,7 +159,8 @@ def check_name(name: str) -> None:
 def check_ranges(metrics: Mapping[str, float], declared: Mapping[str, Metric]) -> None:
     """Raise JobError for a metric outside of the range that it was declared to have."""
     for logged, value in metrics.items():
-        metric = declared.get(logged) or declared.get(logged.partition("_")[2])
+        part, _, name = logged.partition("_")
+        metric = declared.get(logged) or declared.get(name if f"{part}_" in PARTS else "")
         if metric and outside(metric, value):
             low, high = metric.range
             line = f"{logged} is {value:.4g}, which is outside of its range ({low}, {high})"

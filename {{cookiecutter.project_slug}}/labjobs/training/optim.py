@@ -212,22 +212,39 @@ class EMA(Generic[M]):
     def _follow(self) -> None:
         self._steps += 1
         early = (1 + self._steps) / (10 + self._steps)
-        weights, buffers = self._pairs
-        for mine, theirs in weights:
+        for mine, theirs in self._weights:
             if isinstance(early, Tensor):
                 given = (1 - early.clamp(max=self._decay)).to(mine[0].dtype)
                 torch._foreach_lerp_(mine, theirs, [given] * len(mine))
             else:
                 torch._foreach_lerp_(_held(mine), _held(theirs), 1 - min(self._decay, early))
-        for mine, theirs in buffers:
+        if any(module._buffers[name] is not buffer for module, name, buffer, _ in self._copied):
+            del self._copied, self._buffers  # forward() has put others in their place
+        for mine, theirs in self._buffers:
             torch._foreach_copy_(_held(mine), _held(theirs))
 
     @cached_property
-    def _pairs(self) -> tuple[Pairs, Pairs]:
-        """The weights and the buffers as they are in the first step; before, they may be moved."""
-        mine, theirs = self.model, self._source
-        weights = _by_type(mine.parameters(), theirs.parameters())
-        return weights, _by_type(mine.buffers(), theirs.buffers())
+    def _weights(self) -> Pairs:
+        """The weights as they are in the first step; before, they may be moved."""
+        return _by_type(self.model.parameters(), self._source.parameters())
+
+    @cached_property
+    def _copied(self) -> list[tuple[nn.Module, str, Tensor, Tensor]]:
+        """The modules with buffers, the buffers' names, what they hold, and the copy's, which have
+        the same shapes."""
+        found = []
+        for module, copy in zip(self._source.modules(), self.model.modules(), strict=True):
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    mine = copy._buffers.get(name)
+                    if mine is None or mine.shape != buffer.shape:
+                        mine = copy._buffers[name] = buffer.clone()
+                    found.append((module, name, buffer, mine))
+        return found
+
+    @cached_property
+    def _buffers(self) -> Pairs:
+        return _by_type((mine for *_, mine in self._copied), (each[2] for each in self._copied))
 
     def count_on(self, device: torch.device) -> None:
         """Have the device count the steps from now on, as a CUDA graph of a step does."""
@@ -317,9 +334,8 @@ class SharedGradients:
         self, models: Iterable[nn.Module], processes: Processes, device: torch.device, shard: bool
     ) -> None:
         self._processes, self._device, self._shard = processes, device, shard
-        together = nn.ModuleList(models)  # which names what they share once
-        self._weights = [weight for weight in together.parameters() if weight.requires_grad]
-        self._buffers = list(together.buffers())
+        self._together = nn.ModuleList(models)  # which names what they share once
+        self._weights = [each for each in self._together.parameters() if each.requires_grad]
         self._added = True  # whether the gradients of this step were added up
 
     def slices(self, stream: Iterator[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
@@ -358,7 +374,7 @@ class SharedGradients:
                 yield part, of_mine * fraction
         if not self._shard:  # which adds them up in the backward pass
             self._add_up()
-        self._processes.copy_from_first(self._buffers)
+        self._processes.copy_from_first([*self._together.buffers()])
         self._added = True
 
     def _add_up(self) -> None:

@@ -216,7 +216,7 @@ class Position(Stateful):
         return end == step
 
     def _next_evaluation(self) -> int:
-        end = (self.interval + 1) * self._every
+        end = round((self.interval + 1) * self._every, 9)  # 3 * 0.1 is 0.3
         if self._in_epochs:
             return max(1, self.length.steps_in(end, "--eval-every"))
         return max(1, round(end))
