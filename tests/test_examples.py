@@ -160,7 +160,7 @@ def one_folder(tmp_path_factory):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("example", chosen(EXAMPLES, "plain", "language"))
+@pytest.mark.parametrize("example", chosen(EXAMPLES, "language"))
 def test_types(of_example, example, one_folder):
     shutil.rmtree(one_folder, ignore_errors=True)
     check("mypy", Path(shutil.copytree(of_example(example).root, one_folder)))

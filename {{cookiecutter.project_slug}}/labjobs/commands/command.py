@@ -34,6 +34,14 @@ class Command(NamedTuple):
     takes: Arguments
     act: str
 
+    @property
+    def flags(self) -> Arguments:
+        """All that it takes: --runs-root too, if it looks at jobs."""
+        return self.takes | (RUNS_ROOT if self.act not in WITHOUT_JOBS else {})
+
+
+WITHOUT_JOBS = ("command.print_docs", "command.eject", "gpu.print_gpu", "cluster.check")
+
 
 def argument(name: str, about: str, metavar: str | None, **more: Any) -> Arguments:
     """Return an argument with a value: a flag, or a word that has to be given."""
@@ -304,7 +312,8 @@ def _read(words: list[str]) -> argparse.Namespace:
             description=f"{command.help[0].upper()}{command.help[1:]}.",
             allow_abbrev=False,
         )
-        for argument, takes in (command.takes | RUNS_ROOT).items():
+        about.set_defaults(runs_root=None)
+        for argument, takes in command.flags.items():
             about.add_argument(argument, **takes)
     within = [each for each in COMMANDS if each.startswith(f"{words[0]} ")] if words else []
     if not words or (within and not words[1:]):
@@ -316,7 +325,7 @@ def _read(words: list[str]) -> argparse.Namespace:
         raise SettingsError(f"{words[0]}: no such command; {hint}")
     given, unknown = parser.parse_known_args(words)
     if unknown:
-        wrong = unknown_flag(unknown[0], [*COMMANDS[given.command].takes, *RUNS_ROOT])
+        wrong = unknown_flag(unknown[0], [*COMMANDS[given.command].flags])
         if runs:
             wrong += f"; the job's own flags follow --, as in {given.command} -- --lr 0.01"
         raise SettingsError(wrong)
