@@ -97,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--threads", default="auto", help="of the GPT's job")
-    parser.add_argument("--beside", default="nothing else", help="what else the machine was doing")
+    parser.add_argument("--beside", default="nothing else ran", help="what else the machine did")
     arguments = parser.parse_args()
     (text,) = data.pydoc(Settings(), Path())
     ends = texts.bounds(text, texts.Tokenizer())
@@ -119,7 +119,7 @@ def main() -> None:
         f"(pydoc_data, {len(text):,} bytes: {len(train):,} to train on, {len(test):,} to test). "
         f"The GPT is `python run.py {JOB} --steps {arguments.steps}` of the example `language`, "
         f"one seed: {arguments.steps * 16 * 128:,} tokens in {minutes:.1f} minutes "
-        f"({used:.1f} of a core's time, --threads {arguments.threads}), beside "
+        f"({used:.1f} of a core's time, --threads {arguments.threads}), while "
         f"{arguments.beside} (load average {loads}). The counts are those of the training text. "
         "`python scripts/language_baselines.py` makes this page."
     )

@@ -393,10 +393,10 @@ def chances(random: np.random.Generator, trials: int) -> Iterator[list[str]]:
 OF_TESTS = """
 If one test example of 72 has most of the loss, a sample without such an example has a mean and a
 variance that are both too small. The examples' kurtosis lowers the degrees of freedom of their
-variance, which mends most of it; all of it cannot be mended, since no interval for a mean is right
-for all distributions (Bahadur and Savage 1956, doi.org/10.1214/aoms/1177728077). Near 0 and 1 an
-accuracy has the binomial interval, which covers 95% or more; the fewer examples are
-wrong, the more it covers.
+variance, which corrects most of it; not all of it can be corrected, since no interval for a mean is
+right for all distributions (Bahadur and Savage 1956, doi.org/10.1214/aoms/1177728077). Near 0 and 1
+an accuracy has the binomial interval, which covers 95% or more; the fewer examples are wrong, the
+more it covers.
 """
 
 OF_FOLDS = """

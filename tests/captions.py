@@ -16,7 +16,7 @@ from odd_grids import DEVICES, Grid
 from pytest import approx
 from scipy import optimize, stats
 
-CONFIRMING = 1_000_000_000
+CONFIRMING = 4_000_000_000
 LABELS = {"lr": "learning rate", "weight_decay": "weight decay", "split_seed": "split seed"}
 REPEATS = ("seed", "fold", "split_seed")
 SPLITS = ("fold", "split_seed")

@@ -594,7 +594,7 @@ OF_TABLES: list[tuple[str, Test]] = [
     (r" Not shown: (\d+) settings? with more than one change\.", lambda c, _: None),
     (r" Not shown: (?:test|validation) [\w-]+\.", lambda c: None),
     (
-        r" Settings that have seeds from 1,000,000,000 on are shown by these jobs alone, which had "
+        r" Settings that have seeds from 4,000,000,000 on are shown by these jobs alone, which had "
         r"no part in the choice\.",
         lambda c: bool((c.every["seed"] >= CONFIRMING).any()),
     ),

@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tarfile
 import time
 from collections import Counter
 from contextlib import closing
@@ -229,12 +230,19 @@ def test_what_git_ignores_is_in_a_sweep_and_what_jobs_write_beside_it_is_kept(la
     named = "    import local_paths\n    beside = Path(__file__).parent.joinpath\n"
     script = "    script = Path(sys.argv[0]).stem\n"
     lab.project.edit("run.py", script, f"{named}    {used}\n{script}")
-    for seed, count in ((1, 1), (2, 2)):
+    (root / "weights" / "old").mkdir(parents=True)
+    (root / "weights" / "old" / "local_a.py").touch()  # in folders with ignored files alone
+    for seed in (1, 2):
         lab.write_grid(f"--seed {seed}")
         said = succeeded(lab.sweep()).stdout
-        assert "written beside the sweep's copy of the code, and moved into the project" in said
-        kept = [*root.glob("note.txt*")]
-        assert [file.read_text() for file in kept] == ["222"] * count
+        (name,) = re.findall("run.sh: jobs have written (.*) beside their code, a copy that", said)
+        assert (root / name).read_text() == "222"
+    assert len([*(root / ".sweeps").iterdir()]) == 2
+    packed = set[str]()
+    for archive in root.glob("runs/.code/*.tar.gz"):
+        with tarfile.open(archive) as file:
+            packed |= {*file.getnames()}
+    assert "run.py" in packed and "local_paths.py" not in packed  # it may be private
 
 
 def test_a_grid_may_wait_for_its_own_commands(lab):
@@ -246,7 +254,7 @@ def test_a_grid_may_wait_for_its_own_commands(lab):
 def test_a_grid_may_count_test_and_cut_off(lab):
     lab.write_lines(
         "yes | head -2 | while read -r _; do job --seed $((n++)); ((m++)); [[ $n == 1 ]]; done",
-        'for seed in $(false || echo 5; seq 6 99 | head -1); do job --seed "$seed"; done',
+        'for seed in $(false || echo 5; seq 6 99999 | head -1); do job --seed "$seed"; done',
     )
     rows = json.loads(lab.sweep("--list", "--json", n="0", m="0").stdout)
     assert [row["settings"]["seed"] for row in rows] == [0, 1, 5, 6]

@@ -47,14 +47,15 @@ def test_results_come_last_also_if_training_has_logged_their_names(tmp_path):
     written = journal.Journal(tmp_path, 1)
     written.metrics(4, {"later": 0.1, "as_late": 0.1, "same": 0.3})
     written.metrics(9, {"later": 0.2})
-    results = {"later": 0.3, "as_late": 0.3, "same": 0.3, "new": 0.3}
+    written.metrics(9, {"val_loss": 0.2})
+    results = {"later": 0.3, "as_late": 0.3, "same": 0.3, "new": 0.3, "val_loss": 0.1}
     written.results(4, results, end=9)
     written.flush()
     for made in (written, journal.Journal(tmp_path, 1)):  # as after a kill
         made.results(4, results, end=9)
         made.flush()
     found = [(line["step"], line["metrics"]) for line in lines(tmp_path) if "step" in line]
-    assert found[2:] == [(4, {"new": 0.3}), (10, {"later": 0.3, "as_late": 0.3})]
+    assert found[3:] == [(4, {"new": 0.3}), (10, {"later": 0.3, "as_late": 0.3})]
 
 
 def test_lines_of_another_journal_are_not_taken(written, tmp_path):

@@ -11,6 +11,7 @@ import run
 import torch
 from labjobs.errors import SettingsError
 from labjobs.settings import Weights
+from labjobs.training import compilation
 from settings import Settings
 from torch import Tensor, nn
 
@@ -113,6 +114,36 @@ def test_recomputed_blocks_update_other_norms_once(convert):
     assert all(map(torch.equal, plain.buffers(), other.buffers()))
     gradients = ([each.grad for each in network.parameters()] for network in (plain, other))
     assert all(map(torch.equal, *gradients))
+
+
+class Counting(nn.Module):
+    """Two layers, the first of which counts in a tensor that the second one scales by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.first.register_buffer("count", torch.zeros(()))
+        self.second.register_buffer("count", self.first.count)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.first.count.add_(1)
+        return torch.tanh(self.second(torch.tanh(self.first(x)))) * self.second.count
+
+
+def test_recomputed_blocks_may_be_differentiated_twice():
+    torch.manual_seed(0)
+    plain = nn.Sequential(Counting())
+    other = deepcopy(plain)
+    assert compilation.recompute_blocks(other) == 1
+    found = []
+    for network in (plain, other):
+        x = torch.linspace(-1, 1, 3).requires_grad_()
+        (slope,) = torch.autograd.grad(network(x).sum(), x, create_graph=True)
+        loss = (slope**2).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        found.append([*(each.grad for each in network.parameters()), *network.buffers()])
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,16 @@ def test_the_ema_follows_buffers_that_are_replaced():
     model = nn.Module()
     model.register_buffer("center", torch.zeros(2))
     ema = EMA(model, 0.5)
-    for shape in (2, 2, 3):
-        model.center = torch.full((shape,), float(shape))
+    model.register_buffer("cache", None)
+    with pytest.raises(JobError, match="the model has other buffers since; make it when it is com"):
+        ema.update()
+    ema = EMA(model, 0.5)
+    for step in range(4):
+        model.center = torch.full((2,), float(step))
+        model.cache = torch.ones(step) if step % 2 else None
         ema.update()
         assert torch.equal(ema.model.center, model.center)
+        assert (ema.model.cache is None) == (model.cache is None)
 
 
 def test_an_ema_goes_on_from_a_job_without_one():

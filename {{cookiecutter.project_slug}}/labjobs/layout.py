@@ -52,6 +52,7 @@ COPIES = TENSORBOARD, WANDB = "tensorboard", "wandb"
 
 # In a sweep's folder, .sweeps/<name>/
 LEFT = "left.json"
+KEPT = "kept"  # it is not removed: jobs have written something there
 CHECKED = "checked.json"
 SUBMITTED = "submitted.json"
 ARRAYS = "arrays"  # of a batch system

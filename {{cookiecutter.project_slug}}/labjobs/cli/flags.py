@@ -76,7 +76,7 @@ class Reader:
 
     def is_word(self, stored: str) -> bool:
         """Return whether a stored text is a value as it is, even if it is `None`, `True` or `1`."""
-        text = self.types == [str] and not (stored == "None" and "none" in self.words)
+        text = self.types in ([str], [Path]) and not (stored == "None" and "none" in self.words)
         return stored in self.words or text
 
     @property
@@ -221,6 +221,10 @@ class Flags(dict[str, Flag]):
             if replaced := each.get("replaces"):
                 self.replacing.setdefault(replaced, []).append(name)
 
+    def is_word(self, name: str, stored: str) -> bool:
+        """Return whether the stored text of a setting is its value, even if it is `None` or `1`."""
+        return name in self and self[name].reader.is_word(stored)
+
     def idle(self, settings: Any) -> set[str]:
         """Return which settings do not count: those that others replace, and those whose `when`
         does not hold, or names a setting that does not count itself."""
@@ -238,7 +242,7 @@ class Flags(dict[str, Flag]):
 
 
 COLUMNS = {"job_id", "run_id", "job_folder", "state", "stale", "unchecked", "diverged", "ended"}
-COLUMNS |= {"hardware", "step", "value", "at", "row", "moment"}
+COLUMNS |= {"hardware", "step", "value", "at", "row", "moment", "reached", "lasted"}
 """Columns of the tables that figures are made of, beside those of the settings."""
 
 

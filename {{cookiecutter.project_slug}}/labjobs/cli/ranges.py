@@ -51,8 +51,9 @@ class Range(NamedTuple):
         is_normal = self.kind == "normal"
         width = self.high if is_normal else self.high - self.low
         largest = max(abs(self.low), abs(self.high))
-        digits = 4 + max(0, math.floor(math.log10(largest / width))) if width else 17
-        text = f"{value:.{digits}g}"
+        if not width:
+            return str(self.low)
+        text = f"{value:.{4 + max(0, math.floor(math.log10(largest / width)))}g}"
         if is_normal or self.low <= float(text) <= self.high:
             return text
         return str(self.low if value < (self.low + self.high) / 2 else self.high)

@@ -36,7 +36,7 @@ from labjobs.settings import Span, Weights, roles
 from labjobs.sweeps.states import STATES, State, View
 from labjobs.tracking import costs, courier, stored_jobs
 from labjobs.tracking.mlflow_store import experiment_name, fingerprint
-from labjobs.tracking.stored_jobs import Known, StoredJob, fresh_value
+from labjobs.tracking.stored_jobs import Known, StoredJob
 
 # What is known of one attempt at a job: its code, when and where it ran, and its results.
 
@@ -275,7 +275,8 @@ class Project:
                 return
         for stored in job.stored:
             job.script = stored_jobs.script_of(stored)
-            job.settings = {name: fresh_value(text) for name, text in stored["params"].items()}
+            kind = identity.read(job.script).settings
+            job.settings = stored_jobs.plain_settings(stored, kind)
         if not job.settings:
             why = "its settings.json is damaged or missing" if job.attempts else "no permission"
             raise SettingsError(f"cannot be read: {why}")

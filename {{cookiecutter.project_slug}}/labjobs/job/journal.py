@@ -233,12 +233,14 @@ class Journal:
 
     def results(self, step: int, values: Mapping[str, float], end: int) -> None:
         """Add the results of a job at the step of its best weights; after its `end`, so that they
-        are the last, those under whose names training has logged something else."""
+        are the last, those under whose names training has logged something else. Curves of
+        training and validation end with it: of these, results are `best_…`."""
         first, others = dict[str, float](), dict[str, float]()
         for name, value in values.items():
             at, known = self._last.get(name, (-1, value))
             is_other = at > step or (at == step and str(known) != str(value))
-            (others if is_other else first)[name] = value
+            is_curve = name.startswith(("train_", "val_"))
+            (others if is_other and not is_curve else first)[name] = value
         self.metrics(step, first)
         self.metrics(end + 1, others)
 

@@ -159,22 +159,23 @@ def paths() -> set[Path]:
     return {p for p in found if (CODE / p).exists() and environments.isdisjoint(p.parents)}
 
 
-def ignored() -> set[Path]:
-    """Return the paths that git ignores in the code's folder and that jobs may use all the same,
-    such as `data` and `local_paths.py`: whole folders, and files beside others."""
-    words = ("ls-files", "--others", "--ignored", "--exclude-standard", "--directory")
-    return {path for path in map(Path, names(*words)) if path.parts and not _is_of_tools(path)}
+def ignored() -> list[str]:
+    """Return the names in the project's folder that git ignores and that jobs may use all the same,
+    such as `data` and `local_paths.py`."""
+    known = {path.parts[0] for path in paths()}
+    others = (path for path in CODE.iterdir() if path.name not in known)
+    return [path.name for path in others if not _is_of_tools(path)]
 
 
 def _is_of_tools(path: Path) -> bool:
-    hidden = any(part.startswith(".") or part == "__pycache__" for part in path.parts)
-    is_store = path.name.startswith("mlflow.db")
-    return hidden or is_store or (CODE / path / layout.ENVIRONMENT).exists()
+    is_theirs = path.name.startswith((".", "mlflow.db")) or path.name == "__pycache__"
+    return is_theirs or (path / layout.ENVIRONMENT).exists()
 
 
 def _withoutgit() -> Iterator[Path]:
+    beside = files.read_json(CODE / layout.FROZEN).get("ignored", ())  # in a sweep's copy
     for path in CODE.iterdir():
-        if _is_of_tools(path.relative_to(CODE)):
+        if path.name in beside or _is_of_tools(path):
             continue
         if path.is_dir() and not path.is_symlink() and any(path.glob("*.py")):
             yield from (file.relative_to(CODE) for file in path.rglob("*") if file.is_file())

@@ -270,8 +270,8 @@ def plain(value: float, digits: int = 6) -> str:
 
 
 class Plain(Formatter):
-    """Labels of ticks whose values are shown multiplied by a factor, with so many digits that no
-    two are the same."""
+    """Labels of ticks whose values are shown multiplied by a factor, with as many digits as say
+    where each tick is."""
 
     def __init__(self, factor: int = 1) -> None:
         self._factor = factor
@@ -283,10 +283,12 @@ class Plain(Formatter):
     def format_ticks(self, values: Iterable[float]) -> list[str]:
         """Return the labels of all ticks."""
         shown = [self._factor * value for value in values]
-        each = ([plain(value, digits) for value in shown] for digits in range(6, 16))
-        return next(
-            (labels for labels in each if len({*labels}) == len({*shown})), [*map(plain, shown)]
-        )
+        gap = min(np.diff(np.unique(shown)), default=0.0)
+        for digits in range(6, 15):
+            exact = [float(number(value, digits)) for value in shown]
+            if np.all(np.abs(np.subtract(exact, shown)) <= gap / 100):
+                break
+        return [plain(value, digits) for value in shown]
 
 
 class LogTicks(LogLocator):

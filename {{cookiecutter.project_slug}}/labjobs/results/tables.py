@@ -9,7 +9,7 @@ worst = tables.logged(jobs, "worst")
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from io import BytesIO
@@ -300,21 +300,33 @@ def _settings(
         # 1e30 is stored with all its digits, and too large for a column of integers.
         large = any(isinstance(value, int) and abs(value) >= 2**63 for value in values)
         settings[name] = [float(v) if large and isinstance(v, int) else v for v in values]
-    when = flags.of(kind).when if kind else {}
-    for name in [*when] * len(when):  # until a chain of them has come to its end
-        for key, wanted in when[name].items() if name in settings else ():
-            if key in settings:
-                does = [_is_one_of(value, wanted) for value in settings[key]]
-                each = zip(settings[name], does, params, strict=True)
-                settings[name] = [v if counts or name in own else None for v, counts, own in each]
+    if kind:
+        _leave_out(settings, params, flags.of(kind).when)
     return settings
 
 
-def _is_one_of(value: Any, values: Iterable[Any]) -> bool:
-    def plain(each: Any) -> str:
-        return flags.as_text(flags.as_plain(each))
+def _leave_out(
+    settings: dict[str, list[Any]],
+    params: Sequence[Mapping[str, str]],
+    when: Mapping[str, Mapping[str, Sequence[Any]]],
+) -> None:
+    """Give settings no value in jobs in which they do not count, unless the job has stored one:
+    neutral values are those of jobs that are older than a setting."""
 
-    return plain(value) in map(plain, values)
+    def plain(value: Any) -> str:
+        return flags.as_text(flags.as_plain(value))
+
+    known = [(name, *rule) for name in when if name in settings for rule in when[name].items()]
+    for name, key, wanted in known * len(when):  # until a chain of them has come to its end
+        fits, texts = {}, {*map(plain, wanted)}
+        for value in {(type(each), each) for each in settings.get(key, ())}:
+            fits[value] = plain(value[1]) in texts
+        if not all(fits.values()):
+            each = zip(settings[name], settings[key], params, strict=True)
+            settings[name] = [
+                value if fits[type(other), other] or name in own else None
+                for value, other, own in each
+            ]
 
 
 def _why_none(experiment: str, script: str, diverged: int) -> str:

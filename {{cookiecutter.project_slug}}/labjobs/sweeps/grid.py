@@ -119,7 +119,7 @@ class Entry:
 
     def read(self) -> None:
         """Find out which job it is. Raises SettingsError if the words do not describe a job."""
-        if found := NO_JOB & set(self.flags):
+        if found := NO_JOB & {flag.partition("=")[0] for flag in self.flags}:
             raise SettingsError(f"{min(found)}: cannot be used in a grid")
         script = identity.read(self.script)
         settings, runtime = parser.parse(script.settings, Runtime, self.flags)

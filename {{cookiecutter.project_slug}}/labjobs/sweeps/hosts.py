@@ -142,8 +142,11 @@ class Host:
         links = [path for path in code.rglob("*") if path.is_symlink()]
         secret = {p.name for p in links if any(map(privacy.is_secret, (p, p.resolve())))}
         left_out = [f"--exclude={name}" for name in secret]
-        data = {f"/{path}" for path in provenance.ignored() if (code / path).is_symlink()}
-        left_out += [f"--exclude={name}" for name in data]  # a host has its own
+        beside = json.loads((code / layout.FROZEN).read_bytes())["ignored"]
+        data = (
+            re.sub(r"[][*?\\]", r"\\\g<0>", name) for name in beside if (code / name).is_symlink()
+        )
+        left_out += [f"--exclude=/{name}" for name in data]  # a host has its own
         there = f"{self.name}:{self.folder}/code/"
         return _heard(rsync("--copy-unsafe-links", *left_out, f"{code}/", there))[1]
 
@@ -399,7 +402,7 @@ def main(about: Mapping[str, Any], number: int | None = None) -> None:
         return
     if own:
         _link(Path(about["project"]))
-        states.clear_snapshots(CODE.parent)
+        states.clear_snapshots(CODE.parent, lambda _: False)
     devices = [place.device for place in places]
     connection.send(places=devices, problem=problem, versions=_versions())
     while not (messages := connection.receive(LEASE)) and messages is not None:
@@ -412,7 +415,9 @@ def main(about: Mapping[str, Any], number: int | None = None) -> None:
 
 def _link(project: Path) -> None:
     """Make a folder that looks like the project's, with its files, data and caches."""
-    for path in (*CODE.iterdir(), project / "data", project / layout.CACHE):
+    with suppress(FileExistsError):
+        (CODE / "data").symlink_to(project / "data")
+    for path in (*CODE.iterdir(), project / layout.CACHE):
         with suppress(FileExistsError):
             (PROJECT / path.name).symlink_to(path)
 

@@ -20,7 +20,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -191,22 +191,29 @@ def take_snapshot(target: Path) -> None:
     # Files with secrets lie in the root, and git usually ignores them.
     secret = {Path(path.name) for path in PROJECT.iterdir() if path.is_file()}
     paths = provenance.paths() | {path for path in secret if privacy.is_secret(path)}
-    ignored = provenance.ignored() - paths
+    ignored = provenance.ignored()
     try:
         target.mkdir(mode=0o700)
-        for path in paths | ignored:
+        for path in paths:
             source, copy = PROJECT / path, target / path
             copy.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):  # an editor's temporary file
-                if _is_to_be_linked(path) or (path in ignored and path.suffix != ".py"):
+                if _is_to_be_linked(path):
                     copy.symlink_to(source)
                 else:
                     shutil.copy2(source, copy)
+        for source in (PROJECT / name for name in ignored):
+            with suppress(OSError):  # it may be anything
+                if source.suffix == ".py" and source.is_file():
+                    shutil.copy2(source, target)
+                else:
+                    (target / source.name).symlink_to(source)
         if not (target / ENGINE.name).exists():  # an upgrade changes no job that waits
             shutil.copytree(ENGINE, target / ENGINE.name)
     except OSError as error:
         raise SettingsError(f"the code cannot be copied: {cause(error)}") from error
-    (target / layout.FROZEN).write_text(json.dumps(provenance.version()), "utf-8")
+    about = {**provenance.version(), "ignored": ignored}
+    (target / layout.FROZEN).write_text(json.dumps(about), "utf-8")  # last: see keep_written
 
 
 def _is_to_be_linked(path: Path) -> bool:
@@ -218,28 +225,24 @@ def _is_to_be_linked(path: Path) -> bool:
     return privacy.is_secret(path) or privacy.is_secret(Path(source.resolve().name))
 
 
-def keep_written(folder: Path) -> None:
-    """Move into the project what jobs have written beside their code, which is a sweep's copy, and
-    say so. A file that is in the project already gets the name of the sweep as well."""
-    moved = []
-    with suppress(OSError):
-        code = folder / "code"
-        copied = (code / layout.FROZEN).stat().st_mtime
-        for path in [*code.rglob("*")]:
-            name = path.relative_to(code)
-            is_of_tools = any(part.startswith(".") or part == "__pycache__" for part in name.parts)
-            if path.is_symlink() or is_of_tools or not path.is_file():
-                continue
-            if path.stat().st_mtime > copied:
-                target = PROJECT / name
-                if target.exists():
-                    target = target.with_name(f"{target.name}.{folder.name}")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.move(path, target)
-                moved.append(str(target.relative_to(PROJECT)))
-    if moved:
-        line = "written beside the sweep's copy of the code, and moved into the project"
-        print(f"run.sh: {line}: {few(sorted(moved), 2)}", flush=True)
+def keep_written(folder: Path) -> bool:
+    """Keep the folder of a sweep in whose copy of the code jobs have written files, and say so;
+    return whether there are any. The sweep is over."""
+    if (folder / layout.KEPT).exists():
+        return True
+    code, written = folder / "code", list[str]()
+    with suppress(OSError):  # there is no copy
+        copied = (code / layout.FROZEN).stat().st_ctime_ns
+        for place, folders, files in os.walk(code):
+            folders[:] = [name for name in folders if name != "__pycache__"]
+            each = (Path(place, name) for name in files if not name.endswith(".pyc"))
+            written += [str(path) for path in each if path.lstat().st_ctime_ns > copied]
+    if written:
+        (folder / layout.KEPT).touch()
+        names = few(sorted(os.path.relpath(name, PROJECT) for name in written), 2)
+        line = "beside their code, a copy that is kept for that; better write in job.path"
+        print(f"run.sh: jobs have written {names} {line}", flush=True)
+    return bool(written)
 
 
 def lock_snapshot(folder: Path) -> int:
@@ -251,12 +254,12 @@ def lock_snapshot(folder: Path) -> int:
     return file
 
 
-def clear_snapshots(mine: Path) -> None:
-    """Remove the folders of sweeps that have no running process and no job in a queue."""
+def clear_snapshots(mine: Path, keep: Callable[[Path], bool] = keep_written) -> None:
+    """Remove the folders of sweeps that have no running process and no job in a queue, and nothing
+    to keep."""
     for folder in mine.parent.iterdir():
         with suppress(FileNotFoundError):  # another sweep has removed it in the meantime
-            if folder != mine and not _alive(folder):
-                keep_written(folder)
+            if folder != mine and not _alive(folder) and not keep(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -76,6 +76,8 @@ class Sweep:
                     return status
         finally:
             self.hosts.close()
+            if not self.submits_to:
+                states.keep_written(self.folder)
 
     def _grow(self) -> tuple[bool, list[str]]:
         """Add the jobs that follow from results, once these are there: the next generation of each
@@ -175,8 +177,6 @@ class Sweep:
         except OSError as error:
             notify(f"the sweep has ended: {cause(error)}", wait=True)
             raise
-        finally:
-            states.keep_written(self.folder)
         status = _end(entries, queue.status)
         for line in self.budget.lines(entries):
             leave(status, f"run.sh: --budget {self.flags.budget:g}: {line}")

@@ -64,7 +64,7 @@ keep_all() { printf '%s\0' 1 keep_all >&4; }
 
 # `job … & wait` in a grid: bash's own would also wait for sweep.py, which waits for the grid.
 wait() {
-  local each
+  local each IFS=$' \t\n'
   if (($#)); then
     builtin wait "$@"
     return
@@ -78,7 +78,7 @@ wait() {
 labjobs_refuse_failed() {
   local status=$? each=("${PIPESTATUS[@]}") said=$BASH_COMMAND place
   if ((status != 127)); then
-    [[ $BASH_SUBSHELL -gt 0 && $said != [\(\[]* ]] || said=
+    [[ $BASH_SUBSHELL -gt 0 && $status -ne 141 && ! $said =~ ^(\(|\[|test |let ) ]] || said=
     for ((place = 0; place + 1 < ${#each[@]}; place++)); do
       ((each[place] == 0 || each[place] == 141)) || said="what is before a pipe"
     done
@@ -96,7 +96,7 @@ labjobs_clean_up() {
   if [[ -n ${labjobs_naming:-} ]]; then labjobs_end_planner; fi
   # A server that is about to end may still write there what it has compiled: then once more.
   # Where sweep.py was killed, a job may just be reading its code there; the next sweep removes it.
-  if [[ ! -e $labjobs_work/arrays && ${labjobs_code:-0} -ne 137 ]]; then
+  if [[ ! -e $labjobs_work/arrays && ! -e $labjobs_work/kept && ${labjobs_code:-0} -ne 137 ]]; then
     rm -rf "$labjobs_work" 2>/dev/null || { sleep 1 && rm -rf "$labjobs_work"; }
   fi
   if [[ -n ${labjobs_naming:-} ]]; then echo "run.sh: nothing was started" >&2 && exit 2; fi

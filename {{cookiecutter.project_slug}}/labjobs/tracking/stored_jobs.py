@@ -479,12 +479,15 @@ def script_of(job: StoredJob) -> str:
 
 
 def _settings_of(job: StoredJob, kind: type[Any]) -> Any:
-    readers = {name: flag.reader for name, flag in flags.of(kind).items()}
-    plain = {
-        name: text if name in readers and readers[name].is_word(text) else fresh_value(text)
-        for name, text in job["params"].items()
-    }
-    return identity.restore(kind, plain)
+    return identity.restore(kind, plain_settings(job, kind))
+
+
+def plain_settings(job: StoredJob, kind: type[Any]) -> dict[str, Any]:
+    """Return the settings of a job, whose class they are today, from their stored texts."""
+    known, params = flags.of(kind), job["params"]
+    now = {before: name for name, before in known.formerly.items()}
+    words = {name for name, text in params.items() if known.is_word(now.get(name, name), text)}
+    return {n: text if n in words else fresh_value(text) for n, text in params.items()}
 
 
 def _evidence(job: StoredJob, kind: type[Any]) -> Evidence:

@@ -9,9 +9,9 @@ import logging
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -69,7 +69,7 @@ class _Recomputed:
 
     def __init__(self, block: nn.Module) -> None:
         self._block = block
-        self._has_norms = any(isinstance(layer, _NormBase) for layer in block.modules())
+        self._has_norms = any(isinstance(part, _NormBase) for part in block.modules())
 
     def __call__(self, *inputs: Any) -> Any:
         forward = partial(type(self._block).forward, self._block)
@@ -82,34 +82,56 @@ class _Recomputed:
     # Compiled, the second pass would update the statistics again.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _with_buffers(self, forward: Callable[..., Any], *inputs: Any) -> Any:
-        # Those of today: run.py may have put norms of several processes in the place of others.
-        before = _copied([(part, part._buffers) for part in self._block.modules()])
-        contexts = lambda: (nullcontext(), _buffers_of(before))  # noqa: E731
-        return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts)
+        changed: list[Buffer] | None = None
+
+        def run(*given: Any) -> Any:
+            nonlocal changed
+            if changed is not None:
+                with _buffers_of(changed):
+                    return forward(*given)
+            # Those of today: run.py may have put norms of several processes in others' place.
+            parts = [*self._block.modules()]
+            before = [(each._buffers, *own) for each in parts for own in each._buffers.items()]
+            # Norms change their statistics in a way that no version tells.
+            of_norms = {id(each._buffers) for each in parts if isinstance(each, _NormBase)}
+            versions, copies = [_version(each) for *_, each in before], _copies(before)
+            result = forward(*given)
+            changed = [
+                (own, name, copies[id(each)])
+                for (own, name, each), version in zip(before, versions, strict=True)
+                if each is not None
+                and (id(own) in of_norms or own.get(name) is not each or _version(each) != version)
+            ]
+            return result
+
+        return checkpoint(run, *inputs, use_reentrant=False)
 
 
-Buffers = list[tuple[nn.Module, dict[str, Tensor | None]]]
+Buffer = tuple[dict[str, Tensor | None], str, Tensor | None]
+"""The buffers of a module, a name in them, and what was there."""
 
 
-def _copied(buffers: Buffers) -> Buffers:
-    return [
-        (part, {name: each if each is None else each.clone() for name, each in own.items()})
-        for part, own in buffers
-        if own
-    ]
+def _version(buffer: Tensor | None) -> int:
+    return 0 if buffer is None else buffer._version
+
+
+def _copies(buffers: Iterable[Buffer]) -> dict[int, Tensor]:
+    """Copies of buffers by their ids; those that modules share stay one."""
+    each = {id(buffer): buffer for *_, buffer in buffers if buffer is not None}
+    return {key: buffer.clone() for key, buffer in each.items()}
 
 
 @contextmanager
-def _buffers_of(before: Buffers) -> Iterator[None]:
+def _buffers_of(before: Sequence[Buffer]) -> Iterator[None]:
     """Have modules work on copies of these buffers instead of their own."""
-    now = [(part, dict(part._buffers)) for part, _ in before]
+    now, copies = [own.get(name) for own, name, _ in before], _copies(before)
     try:
-        for part, buffers in _copied(before):
-            part._buffers.update(buffers)
+        for own, name, buffer in before:
+            own[name] = copies[id(buffer)]
         yield
     finally:
-        for part, buffers in now:
-            part._buffers.update(buffers)
+        for (own, name, _), mine in zip(before, now, strict=True):
+            own[name] = mine
 
 
 Forward = Callable[[Any, Any, Any], tuple[Tensor, dict[str, Any]]]
@@ -538,7 +560,10 @@ class GraphedStep:
     def _on_the_host(self) -> dict[str, Any]:
         """What Python would change in a step, and a graph does not."""
         states = {f"`{name}`": _plain(part) for name, part in self._parts.items()}
-        return {"random numbers": devices.host_numbers(), **states}
+        parts = (part for part in self._parts.values() if isinstance(part, nn.Module))
+        buffers = [id(each) for part in parts for each in part.buffers()]
+        others = {"random numbers": devices.host_numbers(), "which tensors are buffers": buffers}
+        return {**others, **states}
 
 
 def _form_of_leaf(leaf: Any) -> Any:

@@ -423,7 +423,8 @@ class Job(Generic[S]):
         self._logged = True
         self._folder.interruption.ends_waits = False  # until the results have been used
         training, rates = self._trained.pop(at["step"], ({}, {}))
-        if taken := sorted(values.keys() & training.keys()):
+        both = values.keys() & training.keys()
+        if taken := sorted(name for name in both if values[name] != training[name]):
             line = f"{few(taken, data_evidence.NAMED)}: job.log has logged that of the same steps"
             raise JobError(f"{line}; log the evaluation under another name")
         check_ranges(values, self._folder.metrics)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import cached_property, lru_cache
+from itertools import zip_longest
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -188,6 +189,7 @@ def _gradients(weights: list[Tensor]) -> list[Tensor]:
 
 M = TypeVar("M", bound=nn.Module)
 Pairs = list[tuple[list[Tensor], list[Tensor]]]
+Own = dict[str, Tensor | None]  # the buffers of a module
 
 
 class EMA(Generic[M]):
@@ -201,6 +203,8 @@ class EMA(Generic[M]):
         self.model = deepcopy(model) if decay else model  # as trainable: shares compiled code
         self._source, self._decay = model, decay
         self._steps: int | Tensor = 0
+        self._seen: list[Tensor | None] = []
+        self._buffers: Pairs = []
 
     def update(self) -> None:
         """Take in the weights after a step; nothing is read from the device. Raises JobError if the
@@ -218,8 +222,9 @@ class EMA(Generic[M]):
                 torch._foreach_lerp_(mine, theirs, [given] * len(mine))
             else:
                 torch._foreach_lerp_(_held(mine), _held(theirs), 1 - min(self._decay, early))
-        if any(module._buffers[name] is not buffer for module, name, buffer, _ in self._copied):
-            del self._copied, self._buffers  # forward() has put others in their place
+        now = [theirs.get(name) for theirs, _, name in self._places]
+        if any(one is not other for one, other in zip_longest(now, self._seen)):
+            self._renew(now)  # forward() has put others in their place, or it is the first step
         for mine, theirs in self._buffers:
             torch._foreach_copy_(_held(mine), _held(theirs))
 
@@ -229,22 +234,26 @@ class EMA(Generic[M]):
         return _by_type(self.model.parameters(), self._source.parameters())
 
     @cached_property
-    def _copied(self) -> list[tuple[nn.Module, str, Tensor, Tensor]]:
-        """The modules with buffers, the buffers' names, what they hold, and the copy's, which have
-        the same shapes."""
-        found = []
-        for module, copy in zip(self._source.modules(), self.model.modules(), strict=True):
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    mine = copy._buffers.get(name)
-                    if mine is None or mine.shape != buffer.shape:
-                        mine = copy._buffers[name] = buffer.clone()
-                    found.append((module, name, buffer, mine))
-        return found
+    def _places(self) -> list[tuple[Own, Own, str]]:
+        """Where the model and the copy have buffers, and their names."""
+        theirs, mine = (
+            [part._buffers for part in model.modules() if part._buffers]
+            for model in (self._source, self.model)
+        )
+        if [[*own] for own in theirs] != [[*own] for own in mine]:
+            raise JobError("EMA: the model has other buffers since; make it when it is complete")
+        pairs = zip(theirs, mine, strict=True)
+        return [(own, copy, name) for own, copy in pairs for name in own]
 
-    @cached_property
-    def _buffers(self) -> Pairs:
-        return _by_type((mine for *_, mine in self._copied), (each[2] for each in self._copied))
+    def _renew(self, now: list[Tensor | None]) -> None:
+        """Have the copy's buffers be like the model's as they are now."""
+        for (_, mine, name), buffer in zip(self._places, now, strict=True):
+            own = mine[name]
+            if buffer is None or own is None or own.shape != buffer.shape:
+                mine[name] = None if buffer is None else buffer.clone()
+        copies = (mine[name] for _, mine, name in self._places)
+        self._buffers = _by_type(*([e for e in own if e is not None] for own in (copies, now)))
+        self._seen = now
 
     def count_on(self, device: torch.device) -> None:
         """Have the device count the steps from now on, as a CUDA graph of a step does."""
