@@ -283,7 +283,7 @@ class Plain(Formatter):
     def format_ticks(self, values: Iterable[float]) -> list[str]:
         """Return the labels of all ticks."""
         shown = [self._factor * value for value in values]
-        gap = min(np.diff(np.unique(shown)), default=0.0)
+        gap = min(np.diff(np.unique(shown)), default=max(map(abs, shown), default=0.0) / 1000)
         for digits in range(6, 15):
             exact = [float(number(value, digits)) for value in shown]
             if np.all(np.abs(np.subtract(exact, shown)) <= gap / 100):
