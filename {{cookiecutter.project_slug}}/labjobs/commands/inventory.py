@@ -275,7 +275,9 @@ class Project:
                 return
         for stored in job.stored:
             job.script = stored_jobs.script_of(stored)
-            kind = identity.read(job.script).settings
+            kind = None
+            with suppress(SettingsError):  # the script is gone
+                kind = identity.read(job.script).settings
             job.settings = stored_jobs.plain_settings(stored, kind)
         if not job.settings:
             why = "its settings.json is damaged or missing" if job.attempts else "no permission"

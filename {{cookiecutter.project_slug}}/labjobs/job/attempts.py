@@ -269,10 +269,11 @@ def settings_of(job: str, runs_root: Path) -> Known | None:
 
 
 def read(kind: type[S], script: str, words: Sequence[str]) -> tuple[S, Runtime]:
-    """Return the settings and the flags of the engine that the words of a script's command name;
-    with --like, those of that job with the others on top. Raises SettingsError if one is wrong."""
+    """Return the settings and the engine's flags that a script's command line gives; with --like,
+    that job's settings with the command's on top. Raises SettingsError if one is wrong."""
 
     def like(job: str, runs: Path) -> dict[str, Any]:
+        """Return the settings in which a job differs from the defaults. Raises SettingsError."""
         try:
             known = settings_of(job, runs)
         except SettingsError as error:

@@ -161,9 +161,10 @@ class _Found:
         """Say how many jobs ONLY leaves out, of the task of those that are `shown` if there are
         any."""
         others = self.others if shown is None else groups.with_task_of(shown, self.others)
-        of = f"values of {style.settings(self.only)}" if len(self.only) > 1 else ""
-        named = f"other {of}" if of else f"another {style.setting(next(iter(self.only), ''))}"
-        return f" Left out: {counted(len(others), 'job')} with {named}." * bool(len(others))
+        if others.empty:
+            return ""
+        which = "other values of" if len(self.only) > 1 else "another"
+        return f" Left out: {counted(len(others), 'job')} with {which} {style.settings(self.only)}."
 
 
 class NothingMade(Exception):

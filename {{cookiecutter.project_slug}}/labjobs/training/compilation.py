@@ -85,6 +85,7 @@ class _Recomputed:
         changed: list[Buffer] | None = None
 
         def run(*given: Any) -> Any:
+            """Return what the block makes of its inputs, the first time or again."""
             nonlocal changed
             if changed is not None:
                 with _buffers_of(changed):
