@@ -32,9 +32,9 @@ def swept(fresh):
 def test_it_runs_once_the_others_have_ended_and_tables_report_it_alone(swept, fresh):
     done = succeeded(swept("3"))
     assert done.stdout.splitlines()[-1] == "7 of 7 jobs finished, 3 of them now"
-    confirming = re.findall(r"started on .* --seed=(1\d+)", done.stdout)
+    confirming = re.findall(r"started on .* --seed=(4\d+)", done.stdout)
     assert sorted(confirming) == ["4000000000", "4000000001", "4000000002"]
-    (rate,) = {*re.findall(r"--lr=(\S+) .*--seed=1", done.stdout)}
+    (rate,) = {*re.findall(r"--lr=(\S+) .*--seed=4", done.stdout)}
     again = succeeded(swept("3"))
     assert again.stdout.splitlines()[-1] == "7 of 7 jobs finished, 0 of them now"
     succeeded(fresh.do("python", "plot.py", "--format", "png"))
