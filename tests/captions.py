@@ -680,6 +680,9 @@ class Caption:
         ended = self.tried[self.tried["state"].isin(ENDED)]
         assert int(count) == (ended["seed"] >= CONFIRMING).sum()
 
+    def diverged(self) -> None:
+        assert (self.tried["state"] == "diverged").any()
+
     def counts(self, tried: str, finished: str, why: str) -> None:
         states = Counter(self.tried["state"].replace("unknown", "finished"))
         states["paused or interrupted"] = states.pop("paused", 0)
@@ -824,6 +827,7 @@ SENTENCES: list[tuple[str, Test]] = [
     (r" (\S+%|Less than 0\.1%) of all values are beyond the axis\.", Caption.beyond),
     (r" (?:Arrows show where the|The) edges of the axes cut intervals off\.", lambda c: None),
     (r" Means end where the first of their jobs ends\.", _early),
+    (r" Jobs that diverged are left out\.", Caption.diverged),
     (r" Series are moved sideways, so that none hides another\.", lambda c: None),
     (
         r" Test examples by true and predicted class, coloured by their fraction of the true "

@@ -144,7 +144,8 @@ def two_wheels(project):
 
 
 def folder_too(project):
-    succeeded(project.do("python", "jobs.py", "eject"))
+    ejected = succeeded(project.do("python", "jobs.py", "eject", "--json")).stdout
+    assert json.loads(ejected) == {"folder": str(project.root / "labjobs")}
 
 
 @pytest.mark.parametrize(

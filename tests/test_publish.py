@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,6 +75,27 @@ def test_adopted_jobs_are_finished_with_the_same_bits(project, fresh, published,
         "adopted 0 jobs; 2 already here\n"
     )
     succeeded(fresh.do("python", "plot.py", "--format", "png"))
+
+
+@pytest.mark.full
+def test_other_programs_can_read_what_commands_print(project, published, tmp_path):
+    """`publish`, `sync` and `accept`, of jobs that become stale."""
+    own = project.clone(tmp_path / "project")
+
+    def answer(*words: str) -> Any:
+        return json.loads(succeeded(own.do("python", "jobs.py", *words, "--json")).stdout)
+
+    jobs = sorted(path.name for path in own.root.glob("runs/[0-9a-f]*"))
+    sent = answer("publish", *jobs, str(tmp_path / "sent"))
+    assert (sent["jobs"], sent["stale"]) == (jobs, []) and sent["files"]
+    first, again = answer("sync"), answer("sync")  # the copy of the store is another one
+    assert [each.split("/")[0] for each in first["sent"]] == jobs
+    assert again == {"sent": [], "missing": 0}
+    own.edit("models.py", "nn.ReLU()", "nn.ReLU(False)")
+    because = ("accept", "--because", "a test")
+    (accepted,) = answer(*because)["accepted"]
+    assert accepted == {"definition": "models.MLP", "jobs": jobs, "replayed": {}}
+    assert answer(*because) == {"accepted": [], "jobs": []}
 
 
 @pytest.mark.long

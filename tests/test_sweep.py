@@ -297,6 +297,7 @@ UNKNOWN = "no such flag; see --help"
         ("--on a,b,local", "--on a,b,local: one cluster at a time, and local"),
         ("--cost", "--cost: only with --list"),
         ("--only failed --watch", "--only: not with --watch"),
+        ("--only stale", "--only stale: only with --list"),
         ("--budget 0", "--budget 0: must be above 0"),
         ("--budget two", "--budget two: must be none or a number"),
         ("--budget 2 --list", "--budget: not with --list or --watch"),
@@ -461,6 +462,7 @@ def test_states_and_ctrl_c(lab):
     only = silent(lab.sweep("--list", "--only", "failed")).stdout.splitlines()
     total = "4 jobs: 1 failed, 1 interrupted, 1 pending, 1 unsent"
     assert (only[0].split()[0], only[1:]) == (found[1]["id"], [total])
+    assert silent(lab.sweep("--list", "--only", "stale")).stdout.splitlines() == [total]
     assert found[0] | {"id": job, "about": "step 2/12, 20 s left"} == found[0]
     assert found[0]["settings"]["seed"] == 2
     assert Path(found[0]["folder"]) == folder

@@ -108,6 +108,12 @@ def test_results_that_are_equal_but_for_rounding_are_equal():
     assert (one - other).nunique() > 1
     found = difference(one, other)
     assert (found.estimate.half(), found.p) == (0, 1)
+    assert difference(1e6 * one, 1e6 * one - [0.1, 0.1, 0.1]).p == 1
+
+
+def test_large_results_have_the_interval_of_their_small_differences():
+    near = intervals.mean([0.1, 0.2, 0.4])
+    assert intervals.mean([1e9 + 0.1, 1e9 + 0.2, 1e9 + 0.4]).half() == pytest.approx(near.half())
 
 
 def test_probabilities_of_several_comparisons_are_adjusted():

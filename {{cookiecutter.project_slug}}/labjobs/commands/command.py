@@ -17,7 +17,7 @@ from labjobs import exit_status
 from labjobs.cli.parser import Parser, unknown_flag
 from labjobs.commands.inventory import Project
 from labjobs.errors import JobError, SettingsError, cause, did_you_mean
-from labjobs.files import ENGINE, PROJECT, shown
+from labjobs.files import ENGINE, PROJECT, json_of, shown
 from labjobs.job import identity, provenance, terminal
 from labjobs.job.terminal import Interrupted, leave
 from labjobs.tracking import mlflow_store
@@ -98,7 +98,7 @@ COMMANDS = {
     ),
     "sync": Command(
         "upload what the tracking store or the Parquet files lack, and restore what differs there",
-        {},
+        JSON,
         "inventory.sync",
     ),
     "diff": Command(
@@ -124,7 +124,8 @@ COMMANDS = {
     "accept": Command(
         "accept that what has changed in the code changes no results: stale jobs count again",
         argument("--because", "the reason", "REASON", required=True)
-        | switch("--verify", "first replay a job for each change"),
+        | switch("--verify", "first replay a job for each change")
+        | JSON,
         "staleness.accept",
     ),
     "try": Command(
@@ -157,7 +158,8 @@ COMMANDS = {
         argument("what", "a job, or a figure or a table, for its jobs", "JOB|FIGURE", nargs="+")
         | argument("folder", "the new folder", "FOLDER", type=Path)
         | switch("--weights", "include the weights that were kept")
-        | switch("--logs", "include logs, which name the machine"),
+        | switch("--logs", "include logs, which name the machine")
+        | JSON,
         "publish.publish",
     ),
     "adopt": Command(
@@ -198,7 +200,7 @@ COMMANDS = {
     ),
     "eject": Command(
         "copy the engine's source into the project, as labjobs/, where it can be edited",
-        {},
+        JSON,
         "command.eject",
     ),
     identity.FIND_LR: Command(
@@ -256,13 +258,14 @@ def print_docs(_: Project, given: argparse.Namespace) -> None:
         print("\n".join(found))
 
 
-def eject(*_: object) -> None:
+def eject(_: Project, given: argparse.Namespace) -> None:
     """Copy the engine that runs into the project. Raises SettingsError if it is there already."""
     folder = PROJECT / "labjobs"
     if folder.exists():
         raise SettingsError(f"{shown(folder)} already exists, and is what runs")
     shutil.copytree(ENGINE, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    print(f"{shown(folder)}/ is what runs from now on; remove it to use the installed engine again")
+    line = f"{shown(folder)}/ is what runs from now on; remove it to use the installed engine again"
+    print(json_of({"folder": str(folder)}) if given.json else line)
 
 
 def jobs_command() -> int:

@@ -601,6 +601,6 @@ def _print_attempt(attempt: Attempt) -> None:
             print(f"  {what:10}  {text}")
 
 
-def sync(project: Project, _: Namespace) -> int:
+def sync(project: Project, given: Namespace) -> int:
     """Send the results of the jobs on this disk that the store lacks; return the exit status."""
-    return courier.sync(project.runs_root, stored_jobs.known(experiment_name()))
+    return courier.sync(project.runs_root, stored_jobs.known(experiment_name()), given.json)

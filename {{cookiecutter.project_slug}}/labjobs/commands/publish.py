@@ -34,7 +34,7 @@ from labjobs.commands.disk import ADOPTED
 from labjobs.commands.inventory import Project
 from labjobs.commands.replay import Recorded
 from labjobs.errors import JobError, SettingsError, cause, few, require
-from labjobs.files import PROJECT, read_json, shown, write_json, write_record
+from labjobs.files import PROJECT, json_of, read_json, shown, write_json, write_record
 from labjobs.job import attempts, code_evidence, data_evidence, identity, journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
@@ -88,11 +88,16 @@ def publish(project: Project, given: argparse.Namespace) -> None:
         traces = {str(f.relative_to(part)): words for f in files if (words := _traces(f))}
         size = sum(file.stat().st_size for file in files) / 1e6
         part.rename(out)  # the whole folder, or nothing
-    count = f"{counted(len(every), 'job')}, {counted(len(published), 'file')}"
+    jobs, old = ([path.parent.name for path in some] for some in (every, stale))
+    if given.json:
+        about = {"folder": str(out), "jobs": jobs, "files": published, "stale": old}
+        print(json_of({**about, "names": traces}))
+        return
+    count = f"{counted(len(jobs), 'job')}, {counted(len(published), 'file')}"
     print(f"{shown(out)}: {count}, {size:.1f} MB")
-    if stale:
-        names = few([path.parent.name for path in stale], 4)
-        print(f"stale: {names}; published with the code that they ran with, which is not today's")
+    if old:
+        what = "published with the code that they ran with, which is not today's"
+        print(f"stale: {few(old, 4)}; {what}")
     for name, words in traces.items():
         print(f"{name} names {', '.join(words)}: part of a setting, the code or an output")
 
@@ -290,9 +295,10 @@ def adopt(project: Project, given: argparse.Namespace) -> int:
         if attempts.status_of(project.runs_root / name) != "finished":
             line = f"jobs.py: {name} is already here, but not finished: continue it, or remove it"
             status = leave(exit_status.FAILED, line)
-    status = inventory.sync(project, given) or status
+    plain = argparse.Namespace(json=False)
+    status = inventory.sync(project, plain) or status
     if chosen := random.sample(sorted(new), min(given.spot_check, len(new))):
-        wanted = argparse.Namespace(what=chosen, seed=None, json=False, command="audit")
+        wanted = argparse.Namespace(**vars(plain), what=chosen, seed=None, command="audit")
         status = replay.audit_jobs(project, wanted) or status
     return status
 

@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import zlib
 from collections import Counter
@@ -33,7 +34,7 @@ from labjobs.job.data_evidence import of_text
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import PURPOSE
 from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
-from labjobs.job.terminal import Interruption, counted, leave
+from labjobs.job.terminal import Interruption, counted
 from labjobs.privacy import scrub
 from labjobs.results import figure_files
 from labjobs.sweeps import containers
@@ -506,7 +507,8 @@ def named(project: Project, words: Iterable[str]) -> dict[str, Job]:
             with suppress(SettingsError):
                 job = project.one(job_id)
             if job.latest and attempts.status_of(job.latest) == "diverged":
-                leave(exit_status.DONE, f"jobs.py: job {job_id} of {figure} is left out: diverged")
+                line = f"jobs.py: job {job_id} of {figure} is left out: diverged"
+                print(line, file=sys.stderr)
             else:
                 found[job_id] = job
     return found

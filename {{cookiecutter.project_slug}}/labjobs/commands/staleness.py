@@ -5,6 +5,7 @@ code reaches a definition; `accept`: changes that change no results.
 import ast
 import difflib
 import re
+import sys
 import textwrap
 from argparse import Namespace
 from collections import Counter
@@ -180,38 +181,50 @@ def accept(project: Project, given: Namespace) -> int:
         stale += diverged
     elif diverged:
         why = "diverged, which no replay verifies; without --verify, they count again too"
-        leave(exit_status.DONE, f"{counted(len(diverged), 'job')} left out: {why}")
+        print(f"{counted(len(diverged), 'job')} left out: {why}", file=sys.stderr)
     changes = {job.id: _own_changes(job.folder) for job in stale}
     # What is stale by its inputs alone, without changes of its own, counts again when they do.
     own = {job: found for job, found in changes.items() if found}
     known = {job.id: job.folder for job in stale if job.folder and job.id in own}
     other = "the data has changed, or it is not known what has"
     unknown = [job.problem or other for job in stale if changes[job.id] is None]
-    if not known and not unknown:
+    if not known and not unknown and not given.json:
         print("no job is stale")
     for why, number in Counter(unknown).items():
         leave(exit_status.FAILED, f"{counted(number, 'job')} left out: {why}")
-    proofs = _proofs([*known.values()], given.verify)
+    proofs = _proofs([*known.values()], given)
     proof = {name: proofs[_codes(job)] for name, job in known.items()}
     accepted = [
         name
         for name in attempts.inputs_first({name: job.settings for name, job in known.items()})
         if "" not in proof[name].values() and _accept(known[name], given.because, proof[name])
     ]
+    definitions = list[dict[str, Any]]()
     for part in sorted({part for job in accepted for part in own[job]}):
         of = [job for job in accepted if part in own[job]]
-        ways = [proof[job][job] for job in of if job in proof[job]]
-        count = f"{len(ways)} " if len(ways) < len(of) else ""
-        replayed = f"{count}replayed {', '.join(sorted({*ways}))} with the same bits"
-        how = replayed if ways else "not verified"
-        print(f"accepted: {code_evidence.in_python(part)}, of {counted(len(of), 'job')} ({how})")
-    if accepted:
-        count = counted(len(accepted), "job")
-        print(f"no longer stale: {count}; commit {layout.ACCEPTED} with the change")
+        replayed = {job: proof[job][job] for job in of if job in proof[job]}
+        about = {"definition": code_evidence.in_python(part), "jobs": of, "replayed": replayed}
+        definitions.append(about)
+    if given.json:
+        print(json_of({"accepted": definitions, "jobs": accepted}))
+    else:
+        _print_accepted(definitions, accepted)
     running = [job.folder for job, word in states if word == "running" and job.folder]
     if later := [job.id for job in running if job.evidence.change]:
         print(f"running with other code: {few(later, 4)}; accept again when they have ended")
     return exit_status.DONE if len(accepted) == len(known) + len(unknown) else exit_status.FAILED
+
+
+def _print_accepted(definitions: list[dict[str, Any]], jobs: list[str]) -> None:
+    for each in definitions:
+        of, ways = each["jobs"], [*each["replayed"].values()]
+        count = f"{len(ways)} " if len(ways) < len(of) else ""
+        replayed = f"{count}replayed {', '.join(sorted({*ways}))} with the same bits"
+        how = replayed if ways else "not verified"
+        print(f"accepted: {each['definition']}, of {counted(len(of), 'job')} ({how})")
+    if jobs:
+        count = counted(len(jobs), "job")
+        print(f"no longer stale: {count}; commit {layout.ACCEPTED} with the change")
 
 
 def _has_diverged_before(job: Job) -> bool:
@@ -271,21 +284,23 @@ INDIRECT = sources.WHOLE | {"getattr", "replace"}
 """Words in code that may read any setting."""
 
 
-def _proofs(jobs: Sequence[JobFolder[Any]], verify: bool) -> dict[Codes, dict[str, str]]:
+def _proofs(jobs: Sequence[JobFolder[Any]], given: Namespace) -> dict[Codes, dict[str, str]]:
     """For the digests of each change, how far jobs were replayed, by their ids, if they are to be;
     empty if the bits were others."""
     alike: dict[Codes, list[JobFolder[Any]]] = {}
     for job in sorted(jobs, key=lambda job: bool(inputs(job.settings))):  # those without, first
         alike.setdefault(_codes(job), []).append(job)
     found: dict[Codes, dict[str, str]] = {codes: {} for codes in alike}
-    chosen = [(codes, job) for codes in alike if verify for job in _chosen(alike[codes])]
+    chosen = [(codes, job) for codes in alike if given.verify for job in _chosen(alike[codes])]
     if chosen:
         Interruption().listen()
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a courier may still write
         for number, (codes, job) in enumerate(chosen, start=1):
             if "" in found[codes].values():
                 continue  # nothing is accepted of them any more
-            print(f"replaying job {job.id} ({number} of {len(chosen)}): {job.name}", flush=True)
+            if not given.json:
+                place = f"{number} of {len(chosen)}"
+                print(f"replaying job {job.id} ({place}): {job.name}", flush=True)
             found[codes][job.id] = _verified(job, len(alike[codes]), Path(folder))
     for (old, new), proof in found.items():
         others = [found.get((each, new), {}) for each in code_evidence.same(old)]

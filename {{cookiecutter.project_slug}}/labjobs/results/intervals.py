@@ -83,17 +83,21 @@ class Estimate(NamedTuple):
         return low + high
 
 
-def mean(samples: ArrayLike, log: bool = False, overlap: float = 0.0) -> Estimate:
+def mean(
+    samples: ArrayLike, log: bool = False, overlap: float = 0.0, size: float = 0.0
+) -> Estimate:
     """Return the mean over the last axis. `overlap` is the ratio of validation to training
     examples, for results of several splits of the same examples, which are not independent: Nadeau
-    and Bengio 2003, doi.org/10.1023/A:1024068626366. The variance of a single sample is NaN."""
+    and Bengio 2003, doi.org/10.1023/A:1024068626366. `size` is how large the numbers are that the
+    samples are differences of. The variance of a single sample is NaN."""
     values = np.asarray(samples, dtype=float)
     values = np.log(values) if log else values
     n, middle = values.shape[-1], values.mean(axis=-1)
     if n == 1:
         return Estimate(middle, (Variance(middle * np.nan, np.nan),), log)
     spread = values.std(axis=-1, ddof=1)
-    spread = np.where(spread > 1e-9 * abs(middle), spread, 0.0)  # less is rounding
+    rounding = 1e-13 * np.maximum(abs(middle), 1.0 if log else size)
+    spread = np.where(spread > rounding, spread, 0.0)
     return Estimate(middle, (Variance(spread**2 * (1 / n + overlap), n - 1),), log)
 
 

@@ -26,6 +26,7 @@ from labjobs.errors import JobError, SettingsError, cause, few, require_known
 from labjobs.files import PROJECT, write_json, write_text
 from labjobs.job import attempts
 from labjobs.job.identity import DEFAULT
+from labjobs.job.journal import record_of
 from labjobs.job.terminal import counted, leave, prepare_streams
 from labjobs.results import (
     figure_files,
@@ -132,6 +133,7 @@ class _Found:
     mixed: list[str]  # the ids of those from different code
     others: pd.DataFrame  # those that ONLY leaves out
     only: list[str]  # the settings that it names
+    unsent: int  # how many jobs of the script ran here that the store does not have
 
     @cached_property
     def tried(self) -> pd.DataFrame:
@@ -155,6 +157,8 @@ class _Found:
         said = f" Of {tried} jobs tried, {finished} finished: {why}." * bool(states)
         hidden = 0 if shown is None else finished + states["diverged"] - len(shown)
         confirm = f" Not shown: {counted(hidden, 'job')} with the seeds of confirm." * bool(hidden)
+        count = counted(self.unsent, "job")
+        said += f" Not counted, as the store lacks it: {count} that ran here." * bool(self.unsent)
         return confirm + said + self.left_out(shown if task else None)
 
     def left_out(self, shown: pd.DataFrame | None = None) -> str:
@@ -235,9 +239,10 @@ class _Pages:
 
 def _tried(args: Namespace, kind: type[Any], only: Mapping[str, Any], script: str) -> _Found:
     """Return the jobs that the command line asks for."""
+    unsent = 0
     if args.experiment == experiment_name():
         stored_jobs.settle(args.experiment)
-        _name_unsent(args.experiment)
+        unsent = _name_unsent(args.experiment, script)
     every = tables.jobs(args.experiment, kind, script)
     if args.job:
         finished = every.loc[~every["diverged"], "job_id"]
@@ -266,19 +271,23 @@ def _tried(args: Namespace, kind: type[Any], only: Mapping[str, Any], script: st
     by_setting = [name for name in only if name not in groups.with_role(every, "task")]
     for name in {*only} - {*by_setting}:  # jobs of other tasks are never compared
         left = tables.with_values(left, {name: only[name]})
-    return _Found(every, jobs, _other_code(jobs, args.any_code), left, by_setting)
+    return _Found(every, jobs, _other_code(jobs, args.any_code), left, by_setting, unsent)
 
 
-def _name_unsent(experiment: str) -> None:
+def _name_unsent(experiment: str, script: str) -> int:
     """Say which jobs in the project's folder of runs the store does not have, so that no figure
-    counts them."""
+    counts them; return how many of them are of a script."""
     known = stored_jobs.known(experiment)
     here = [] if known.problem else [*attempts.runs_root().glob("[0-9a-f]*")]
-    others = [path for path in here if path.name not in known.runs]
-    if unsent := sorted(path.name for path in others if any(path.glob(f"*/{layout.JOURNAL}"))):
+    others = (path for path in here if path.name not in known.runs)
+    begun = (path.parent for each in others for path in each.glob(f"*/{layout.JOURNAL}"))
+    unsent = {attempt.parent.name: attempt for attempt in begun}
+    if unsent:
         count = counted(len(unsent), "job")
-        line = f"the tracking store does not have {count} that ran here ({few(unsent, 2)})"
+        line = f"the tracking store does not have {count} that ran here ({few(sorted(unsent), 2)})"
         print(f"plot.py: {line}; python jobs.py sync sends what is missing", file=sys.stderr)
+    scripts = (record_of(each, layout.SETTINGS).get("script") for each in unsent.values())
+    return sum(each == script for each in scripts)
 
 
 def _draw(pages: _Pages, found: _Found, *drawings: Mapping[str, Drawing]) -> None:

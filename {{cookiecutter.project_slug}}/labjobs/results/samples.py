@@ -177,7 +177,8 @@ def _difference(first: Sample, second: Sample) -> Difference:
     pairs = one.results / other.results if log else one.results - other.results
     values = groups.split_means(pairs, pairs.index.to_frame(), log)
     if paired := len(values) >= NEEDED:
-        found = intervals.mean(values, log, max(one.shared, other.shared))
+        size = max(float(np.abs(each.results).max()) for each in (one, other))
+        found = intervals.mean(values, log, max(one.shared, other.shared), size)
     else:  # with different seeds: Welch 1947, doi.org/10.2307/2332510
         one, other, n = first, second, min(len(first), len(second))
         mine, its = one.of_repeats, other.of_repeats

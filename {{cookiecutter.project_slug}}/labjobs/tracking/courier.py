@@ -23,7 +23,7 @@ from weakref import finalize
 
 from labjobs import exit_status, fork_server, layout, locks
 from labjobs.errors import Elsewhere, JobError, cause, few
-from labjobs.files import CODE, read_record
+from labjobs.files import CODE, json_of, read_record
 from labjobs.job import attempts, code_evidence, journal
 from labjobs.job.journal import Damaged
 from labjobs.job.terminal import leave
@@ -307,10 +307,11 @@ def delivered(folder: Path) -> bool:
 # `python jobs.py sync`: send the results of jobs on this disk that are missing there.
 
 
-def sync(runs_root: Path, known: Known | None = None) -> int:
+def sync(runs_root: Path, known: Known | None = None, as_json: bool = False) -> int:
     """Send the missing results of every job that is not running; return the exit status. If it is
     `known` what the store has, it is compared with the journals, whatever was sent before: it may
-    be another store by now, a backup, or someone has changed it."""
+    be another store by now, a backup, or someone has changed it. What was sent is printed, if
+    wanted `as_json`."""
     if known and known.problem:
         line = f"{known.problem}; python jobs.py sync sends what is left"
         return leave(exit_status.NOT_UPLOADED, line)
@@ -327,7 +328,7 @@ def sync(runs_root: Path, known: Known | None = None) -> int:
     folders = [file.parent for file in sorted(runs_root.glob(f"*/*/{layout.JOURNAL}"))]
     left = [each for each in folders if missing(each) or changed(each) or lacking(each)]
     left = [folder for folder in left if not locks.held(folder / layout.LOCK)]
-    sent = 0
+    sent = list[str]()
     for folder in left:
         try:
             if delivered(folder):
@@ -344,13 +345,18 @@ def sync(runs_root: Path, known: Known | None = None) -> int:
         except PermissionError as error:  # the folder of another user
             leave(exit_status.FAILED, f"job {folder.parent.name} cannot be sent: {cause(error)}")
         except Exception as error:
-            line = f"{sent} of {len(left)} attempts sent; the tracking store: {reason(error)}"
+            line = f"{len(sent)} of {len(left)} attempts sent; the tracking store: {reason(error)}"
             return leave(exit_status.NOT_UPLOADED, f"{line}; python jobs.py sync sends the rest")
         else:
-            sent += 1
-            print(f"job {folder.parent.name}/{folder.name} sent")
-    line = f"{sent} of {len(left)} attempts sent" if left else "the tracking store has all"
-    return leave(exit_status.DONE if sent == len(left) else exit_status.FAILED, line)
+            sent.append(f"{folder.parent.name}/{folder.name}")
+            if not as_json:
+                print(f"job {sent[-1]} sent")
+    status = exit_status.DONE if len(sent) == len(left) else exit_status.FAILED
+    if as_json:
+        print(json_of({"sent": sent, "missing": len(left) - len(sent)}))
+        return status
+    line = f"{len(sent)} of {len(left)} attempts sent" if left else "the tracking store has all"
+    return leave(status, line)
 
 
 def _files_of(folder: Path) -> list[str]:
