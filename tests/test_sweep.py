@@ -222,11 +222,15 @@ def test_what_git_ignores_is_in_a_sweep_and_what_jobs_write_beside_it_is_kept(la
     root = lab.project.root
     succeeded(lab.project.do("git", "init", "--quiet"))
     with (root / ".gitignore").open("a") as file:
-        file.write("local_*.py\n")
+        file.write("local_*.py\n*.so\n")
     (root / "local_paths.py").write_text("SCALE = 3")
     (root / "data").mkdir(exist_ok=True)
     (root / "data" / "gain.txt").write_text("2")
-    used = "beside('note.txt').write_text(local_paths.SCALE * beside('data/gain.txt').read_text())"
+    (root / "ops").mkdir()
+    (root / "ops" / "build.txt").touch()
+    (root / "ops" / "kernel.so").write_text("3")
+    read = "(local_paths.SCALE - 2) * ''.join(beside(each).read_text() for each in names)"
+    used = f"names = 'data/gain.txt', 'ops/kernel.so'; beside('note.txt').write_text({read})"
     named = "    import local_paths\n    beside = Path(__file__).parent.joinpath\n"
     script = "    script = Path(sys.argv[0]).stem\n"
     lab.project.edit("run.py", script, f"{named}    {used}\n{script}")
@@ -236,13 +240,14 @@ def test_what_git_ignores_is_in_a_sweep_and_what_jobs_write_beside_it_is_kept(la
         lab.write_grid(f"--seed {seed}")
         said = succeeded(lab.sweep()).stdout
         (name,) = re.findall("run.sh: jobs have written (.*) beside their code, a copy that", said)
-        assert (root / name).read_text() == "222"
+        assert (root / name).read_text() == "23"
     assert len([*(root / ".sweeps").iterdir()]) == 2
     packed = set[str]()
     for archive in root.glob("runs/.code/*.tar.gz"):
         with tarfile.open(archive) as file:
             packed |= {*file.getnames()}
-    assert "run.py" in packed and "local_paths.py" not in packed  # it may be private
+    assert {"run.py", "ops/build.txt"} <= packed
+    assert packed.isdisjoint({"local_paths.py", "ops/kernel.so"})  # which may be private
 
 
 def test_a_grid_may_wait_for_its_own_commands(lab):

@@ -10,6 +10,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
@@ -27,6 +28,7 @@ IMAGE = "LABJOBS_IMAGE"
 """The variable that names the image of the container in which a job runs, with its digest."""
 
 LARGEST = 1_000_000  # bytes of a new file above which it is left out of the changes
+MANY = 1_000  # files that git ignores in a folder above which they are data, not parts of the code
 
 FORM = (
     *("--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short", "--binary"),
@@ -149,9 +151,11 @@ def _asked(
 
 def paths() -> set[Path]:
     """Return the paths of the code's files, from its folder: in a git repository, the tracked files
-    and new files that are not ignored; otherwise, the files next to the scripts and the folders
-    that contain Python files. An environment that git does not ignore is no code of the project."""
-    listed = names("ls-files", "--cached", "--others", "--exclude-standard")
+    and new files that are not ignored; in a sweep's copy, those that were copied; otherwise, the
+    files next to the scripts and the folders that contain Python files. An environment that git
+    does not ignore is no code of the project."""
+    copied = files.read_json(CODE / layout.FROZEN).get("files", [])
+    listed = copied or names("ls-files", "--cached", "--others", "--exclude-standard")
     found = {Path(name) for name in listed}
     if Path("run.py") not in found:  # no repository, or one that ignores the project
         found = set(_withoutgit())
@@ -160,11 +164,15 @@ def paths() -> set[Path]:
 
 
 def ignored() -> list[str]:
-    """Return the names in the project's folder that git ignores and that jobs may use all the same,
-    such as `data` and `local_paths.py`."""
+    """Return the names, from the project's folder, of what git ignores there and jobs may use all
+    the same, such as `data`, `local_paths.py` and `ops/kernel.so`."""
     known = {path.parts[0] for path in paths()}
-    others = (path for path in CODE.iterdir() if path.name not in known)
-    return [path.name for path in others if not _is_of_tools(path)]
+    beside = (path for path in CODE.iterdir() if path.name not in known)
+    within = names("ls-files", "--others", "--ignored", "--exclude-standard", "--directory")
+    among = [CODE / name for name in within if name.partition("/")[0] in known]
+    crowded = {folder for folder, n in Counter(p.parent for p in among).items() if n > MANY}
+    every = (path for path in (*beside, *among) if path.parent not in crowded)
+    return [path.relative_to(CODE).as_posix() for path in every if not _is_of_tools(path)]
 
 
 def _is_of_tools(path: Path) -> bool:
@@ -173,9 +181,8 @@ def _is_of_tools(path: Path) -> bool:
 
 
 def _withoutgit() -> Iterator[Path]:
-    beside = files.read_json(CODE / layout.FROZEN).get("ignored", ())  # in a sweep's copy
     for path in CODE.iterdir():
-        if path.name in beside or _is_of_tools(path):
+        if _is_of_tools(path):
             continue
         if path.is_dir() and not path.is_symlink() and any(path.glob("*.py")):
             yield from (file.relative_to(CODE) for file in path.rglob("*") if file.is_file())

@@ -143,10 +143,8 @@ class Host:
         secret = {p.name for p in links if any(map(privacy.is_secret, (p, p.resolve())))}
         left_out = [f"--exclude={name}" for name in secret]
         beside = json.loads((code / layout.FROZEN).read_bytes())["ignored"]
-        data = (
-            re.sub(r"[][*?\\]", r"\\\g<0>", name) for name in beside if (code / name).is_symlink()
-        )
-        left_out += [f"--exclude=/{name}" for name in data]  # a host has its own
+        data = [n for n in beside if "/" not in n and (code / n).is_symlink()]  # a host has its own
+        left_out += ["--exclude=/" + re.sub(r"[][*?\\]", r"\\\g<0>", name) for name in data]
         there = f"{self.name}:{self.folder}/code/"
         return _heard(rsync("--copy-unsafe-links", *left_out, f"{code}/", there))[1]
 

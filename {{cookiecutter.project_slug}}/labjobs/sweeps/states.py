@@ -202,17 +202,19 @@ def take_snapshot(target: Path) -> None:
                     copy.symlink_to(source)
                 else:
                     shutil.copy2(source, copy)
-        for source in (PROJECT / name for name in ignored):
+        for name in ignored:
+            source, copy = PROJECT / name, target / name
             with suppress(OSError):  # it may be anything
+                copy.parent.mkdir(parents=True, exist_ok=True)
                 if source.suffix == ".py" and source.is_file():
-                    shutil.copy2(source, target)
+                    shutil.copy2(source, copy)
                 else:
-                    (target / source.name).symlink_to(source)
+                    copy.symlink_to(source)
         if not (target / ENGINE.name).exists():  # an upgrade changes no job that waits
             shutil.copytree(ENGINE, target / ENGINE.name)
     except OSError as error:
         raise SettingsError(f"the code cannot be copied: {cause(error)}") from error
-    about = {**provenance.version(), "ignored": ignored}
+    about = {**provenance.version(), "files": [*map(str, paths)], "ignored": ignored}
     (target / layout.FROZEN).write_text(json.dumps(about), "utf-8")  # last: see keep_written
 
 
