@@ -504,12 +504,14 @@ class Caption:
         kinds: dict[str, list[Name]] = {}
         for name, (each, _, p) in found.items():
             better = "Better" if metric.sign * each.middle > 0 else "Worse"
-            kinds.setdefault(better if p < 0.05 else "Cannot", []).append(name)
+            same = each.middle != 0 and not each.half() > 0
+            kind = "Differ" if same else better if p < 0.05 else "Cannot"
+            kinds.setdefault(kind, []).append(name)
         body, how = re.fullmatch(
             r"(.*) \((paired by repeat|not all paired); .*\)", said, re.S
         ).groups()
         assert (how == "paired by repeat") == all(each[1] for each in found.values()), said
-        sentences = re.split(r"\. (?=Better|Worse|Cannot)", body)
+        sentences = re.split(r"\. (?=Better|Worse|Cannot|Differ)", body)
         assert {each.split()[0] for each in sentences} == {*kinds}, (said, kinds)
         for each in sentences:
             start, names = each.split(": ", 1)
@@ -620,10 +622,7 @@ class Caption:
     def reached(self, metric: Metric) -> "pd.Series[bool]":
         def there(row: Any) -> bool:
             values = np.array(row["curves"][f"val_{metric.name}"]) * metric.sign
-            return bool(
-                row["state"] != "diverged"
-                and (values >= metric.sign * metric.declared.target).any()
-            )
+            return bool((values >= metric.sign * metric.declared.target).any())
 
         return self.jobs.apply(there, axis=1)
 
@@ -682,6 +681,10 @@ class Caption:
 
     def diverged(self) -> None:
         assert (self.tried["state"] == "diverged").any()
+
+    def all_finished(self, tried: str) -> None:
+        assert {*self.tried["state"]} <= {"finished", "unknown"}
+        assert int(tried) == len(self.tried)
 
     def counts(self, tried: str, finished: str, why: str) -> None:
         states = Counter(self.tried["state"].replace("unknown", "finished"))
@@ -780,7 +783,7 @@ SENTENCES: list[tuple[str, Test]] = [
         _costs,
     ),
     (
-        r" Training examples per second between the last two evaluations, on (.+?), of (.+?): "
+        r" Training examples per second up to the last evaluation, on (.+?), of (.+?): "
         r"(.+?); open points are single jobs\.",
         _throughput,
     ),
@@ -807,7 +810,7 @@ SENTENCES: list[tuple[str, Test]] = [
         Caption.few,
     ),
     (
-        r" ((?:Better in|Worse in|Cannot be told apart)"
+        r" ((?:Better in|Worse in|Cannot be told apart|Differ by the same)"
         r".+?5% level for all comparisons together\))\.",
         Caption.apart,
     ),
@@ -842,4 +845,5 @@ SENTENCES: list[tuple[str, Test]] = [
     (r" The jobs ran on different kinds of devices: (.+?)\.(?= |$)", Caption.devices),
     (r" Not shown: (\d+) jobs? with the seeds of confirm\.", Caption.confirming),
     (r" Of (\d+) jobs tried, (\d+) finished: (.+?)\.$", Caption.counts),
+    (r" (\d+) jobs? tried; all finished\.$", Caption.all_finished),
 ]

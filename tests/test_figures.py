@@ -163,7 +163,7 @@ def test_the_default_sweep(draw):
     )
     assert drawn.caption("metric-map") == (
         "Validation accuracy of the weights kept: mean of 3 seeds; brighter is better. Dataset "
-        "digits."
+        "digits. 12 jobs tried; all finished."
     )
     assert "36 of 360 misclassified: job dataset=digits" in drawn.caption("confusion")
     assert "accuracy of ≥ 0.9" in drawn.caption("time-to-target")
@@ -215,7 +215,7 @@ def test_speeds_of_devices_are_not_mixed_and_jobs_that_diverged_have_none(draw, 
         store.job("speeds", {"val_accuracy": [0.5, 0.6]}, **how)
     store.job("speeds", {"val_accuracy": [0.1]}, status="FAILED", **how | {"tags": {}, "seed": 9})
     caption = draw("speeds", only=["throughput"]).caption("throughput")
-    assert "between the last two evaluations, on A100, H100, of both settings: mean of" in caption
+    assert "up to the last evaluation, on A100, H100, of both settings: mean of" in caption
     assert "diverged as the worst" not in caption
 
 
@@ -517,7 +517,7 @@ def test_differences_over_some_repeats_say_so(draw, store):
     assert " Test intervals are over 3 seeds." in drawn.caption("differences")
     assert shared in drawn.caption("differences")
     table = (drawn.folder / "ablation.md").read_text()
-    assert shared in table and "| learning rate: 0.1 → 0.3 | \N{MINUS SIGN}0.50 |" in table
+    assert shared in table and "| learning rate: 0.1 → 0.3 | \N{MINUS SIGN}0.500 |" in table
     records = pd.read_csv(drawn.folder / "ablation.csv")
     assert records["difference_repeats"].dropna().tolist() == [3]
 
@@ -622,7 +622,8 @@ def test_captions_count_what_was_audited_and_what_confirms(draw, store, tmp_path
     drawn = draw("audited", only=["learning-curves", "main"])
     caption = drawn.caption("learning-curves")
     assert "Audited: 1 of 2 jobs; all of these gave the same bits again, up to" in caption
-    assert caption.endswith("Not shown: 1 job with the seeds of confirm.")
+    said = "Not shown: 1 job with the seeds of confirm. 3 jobs tried; all finished."
+    assert caption.endswith(said)
     about = json.loads((drawn.folder / "main.json").read_text())
     assert sorted(about["audited"].values()) == ["different", "same"]
     assert "Audited: 2 of 3 jobs; 1 of these gave" in (drawn.folder / "main.md").read_text()
@@ -712,10 +713,32 @@ def test_results_outside_the_declared_range_are_drawn_and_counted(draw, store, f
     assert "| **90.010 ± 0.025**† |" in (drawn.folder / "main.md").read_text()
 
 
+def test_nothing_is_chosen_for_a_task_without_validation_results(draw, store):
+    for dataset, rate, seed in product("ab", (1, 2), range(3)):
+        how = {"dataset": dataset, "lr": rate, "seed": seed, "monitor": "none"}
+        value = 0.4 + 0.1 * rate + 0.01 * seed**2 * rate
+        curves, tests = {"train_accuracy": [value]}, {"test_accuracy": value}
+        if dataset == "a":
+            curves, tests = {"val_accuracy": [value]}, tests | {"best_val_accuracy": value}
+        store.job("no validation", curves, tests=tests, **how)
+    drawn = draw("no validation", only=["main", "by-task"])
+    table = (drawn.folder / "main.md").read_text()
+    assert " B: Nothing is marked, since there are no validation results." in table
+    assert "b: no finished job has a finite best_val_accuracy" in drawn.said
+
+
+def test_jobs_that_reached_a_target_and_diverged_then_have_reached_it(draw, store):
+    for seed, status in ((0, "FINISHED"), (1, "FAILED"), (2, "FINISHED")):
+        how = {"monitor": "val_accuracy", "seed": seed, "status": status}
+        store.job("reached", {"val_accuracy": [0.5, 0.8 + 0.1 * (seed < 2)]}, **how)
+    caption = draw("reached", only=["time-to-target"]).caption("time-to-target")
+    assert " 2 of 3 jobs have reached it." in caption
+
+
 def test_what_has_no_number_on_test_data_is_the_worst_there(draw, store):
     for model, lost in (("mlp", 0), ("vit", 1)):
         for seed in range(4):
-            test = math.nan if seed < lost else 0.5 + 0.2 * lost + 0.01 * seed**2
+            test = math.nan if seed < lost else 0.5 + 0.2 * lost + 0.01 * seed ** (2 + lost)
             how = {"monitor": "val_accuracy", "model": model, "seed": seed, "dataset": "a"}
             curves = {"val_accuracy": [0.6 + 0.2 * lost]}
             store.job("untested", curves, tests={"test_accuracy": test}, **how)

@@ -15,6 +15,7 @@ import pytest
 from faults import Project, curves_in, ended, job_of, one_line, silent, succeeded
 from labjobs import locks
 from labjobs.commands import inventory
+from labjobs.settings import CONFIRMING
 from scipy import stats
 
 MLP = ("--epochs", "1", "--lr", "0.01", "--note", "it's a try", "--quiet")
@@ -112,9 +113,14 @@ def test_list_has_means_over_repeats(made):
     )
     rows.append(row | {"id": "d", "metrics": {"best_val_loss": 8}, "state": "stale"})
     rows[-1]["settings"] = {"lr": 0.1, "seed": 2}
+    rows.append(row | {"id": "e", "metrics": {"best_val_loss": 9}})  # whose job confirms
+    rows[-1]["settings"] = {"lr": 0.1, "seed": CONFIRMING}
+    rows[0]["metrics"] |= {"best_val_rare": 5}
     both, failed = inventory.grouped(rows)
     # One code in a mean: that of the stale job is another.
-    assert (both["jobs"], both["n"], both["metrics"]) == (["a", "b", "d"], 2, {"best_val_loss": 2})
+    assert (both["jobs"], both["n"]) == (["a", "b", "d", "e"], 2)
+    assert both["metrics"] == {"best_val_loss": 2, "best_val_rare": 5}
+    assert both["of"] == {"best_val_loss": 2, "best_val_rare": 1}
     assert (failed["jobs"], failed["n"], failed["states"]) == (["c"], 0, {"failed": 1})
     first, *_, last = made.lines("list", "--groups", "--where", "state=finished")
     assert first.startswith("1 finished  mean of 1: best_val_loss ") and last == "1 group"
@@ -174,6 +180,11 @@ def test_stale_names_what_has_changed_and_shows_it(jobs):
     assert change == wanted
     assert jobs.states() == {jobs.mlp: "stale", jobs.convnet: "paused"}
     assert "from other code or data (models.MLP changed)" in "\n".join(jobs.lines("show", jobs.mlp))
+    jobs.project.edit("models.py", "nn.Linear(256, 255)", "nn.Linear(256, 256)")
+    jobs.project.edit("models.py", "MLP(spec.shape, len", "ConvNet(spec.shape, len")
+    unused = f"models.MLP no longer used: 1 of 2 jobs ({jobs.mlp})"
+    assert unused in jobs.lines("stale")
+    assert not any("class MLP" in line for line in jobs.lines("stale", "--diff"))
 
 
 def test_why_names_the_way_to_a_definition(made):
@@ -194,6 +205,7 @@ def test_diff_says_in_what_two_jobs_differ(made):
     assert {"name": "lr", "a": "0.01", "b": "0.001"} in found["settings"]
     changes = {row["name"]: row["said"] for row in found["code"]}
     assert (changes["models.MLP"], changes["models.ConvNet"]) == ("only in A", "only in B")
+    assert "changed" not in changes.values()
     assert found["data"] == found["packages"] == found["device"] == []
     (parted,), one = found["curves"], made.project.journalled(made.mlp)["train_loss"][0]
     assert (parted["step"], float(parted["a"])) == one

@@ -158,7 +158,7 @@ def test_jobs_that_cannot_be_repeated(jobs):
     assert found[paused]["said"] == "it has not finished"
     assert found[timed]["said"].startswith("its length is in minutes")
     shutil.rmtree(jobs.folder / jobs.ids[0])
-    (jobs.project.root / "figures").mkdir()
+    (jobs.project.root / "figures").mkdir(exist_ok=True)
     (jobs.project.root / "figures/made.tex").touch()
     (jobs.project.root / "figures/made.json").write_text(json.dumps({"jobs": [*jobs.ids]}))
     figure = jobs.do("figures/made.tex")

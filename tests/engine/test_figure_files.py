@@ -31,9 +31,9 @@ def draw(store, monkeypatch, capsys, tmp_path):
     """`plot.py` with flags and figures: its exit status, output and complaints."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
 
-    def draw(*flags, of_all=None, of_one=None, only=None, **more):
+    def draw(*flags, of_all=None, of_one=None, only=None, program="plot.py", **more):
         where = ("--experiment", "sweep", "--out", tmp_path)
-        monkeypatch.setattr(sys, "argv", ["plot.py", *map(str, where + flags)])
+        monkeypatch.setattr(sys, "argv", [program, *map(str, where + flags)])
         labels = {"lr": "learning rate"}
         status = plotting.main(Settings, of_all or {}, of_one or {}, only or {}, labels, **more)
         return status, *capsys.readouterr()
@@ -52,6 +52,17 @@ def test_a_figure_and_a_table_of_one_name_are_not_written_into_one_folder(draw, 
     said = draw(of_all={"both": plain}, printed={"both": paper_tables.results})
     assert said[0] == 2 and "a figure and a table are called both, and would be the same" in said[2]
     assert not any(tmp_path.glob("both*"))
+
+
+def test_another_script_does_not_replace_the_figures_of_plot_py(draw, tmp_path, monkeypatch):
+    assert draw(of_all={"one": plain})[0] == 0
+    before = (tmp_path / "one.pdf").read_bytes()
+    (tmp_path / "plot.py").touch()
+    monkeypatch.setattr(plotting, "PROJECT", tmp_path)
+    status, _, said = draw(of_all={"one": plain}, program="other.py")
+    line = "one: its files are those of plot.py; give it another name in other.py\n"
+    assert status == 1 and said.startswith(line), said
+    assert (tmp_path / "one.pdf").read_bytes() == before
 
 
 def missing(jobs):
@@ -151,6 +162,7 @@ def test_what_is_left_out_for_one_reason_is_one_line(draw):
 def test_only_the_jobs_asked_for_are_drawn(draw, tmp_path):
     draw(of_all={"one": plain}, only={"model": "mlp", "lr": [0.01]})
     about = r"\caption{Of 3 jobs. Dataset digits, model mlp."
+    about += " 3 jobs tried; all finished."
     about += " Left out: 9 jobs with other values of model and learning rate.}"
     assert about in (tmp_path / "one.tex").read_text()
     assert len(json.loads((tmp_path / "one.json").read_text())["jobs"]) == 3

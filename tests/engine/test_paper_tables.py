@@ -74,7 +74,7 @@ def test_without_enough_repeats_nothing_is_bold_and_has_an_interval(store):
     assert not any(cell.bold or cell.half for row in table.rows.values() for cell in row)
     assert "fewer than 3 repeats have no interval" in table.about
     changed = paper_tables.ablation(tables.jobs("few"), {"lr": 1})
-    assert changed.rows["lr: 1 → 2"][0].text == "\N{MINUS SIGN}0.40"
+    assert changed.rows["lr: 1 → 2"][0].text == "\N{MINUS SIGN}0.400"
 
 
 def test_lost_jobs_stand_in_place_of_the_mean_of_the_others(store):
@@ -217,6 +217,28 @@ def test_an_ablation_changes_one_setting_of_the_baseline(store):
     assert {*table.rows} < {*again.rows}
     with pytest.raises(SettingsError, match=r"^BASELINE in plot\.py: the jobs have no setting mdl"):
         paper_tables.ablation(jobs, {"mdl": "mlp"})
+
+
+def test_rows_that_differ_by_the_same_in_all_repeats_are_not_called_alike(store):
+    for rate, seed in ((1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)):
+        one(store, "constant", 0.9 - 0.25 * rate + 0.01 * seed**2, 0.5, lr=rate, seed=seed)
+    table = paper_tables.results(tables.jobs("constant"), shown=["accuracy"])
+    assert [row[0].bold for row in table.rows.values()] == [True, False]
+    assert " Not compared, as all repeats differ by the same from †: lr 2." in table.about
+
+
+def test_an_ablation_has_no_rows_of_failed_jobs_with_several_changes(store):
+    grid(store, "failed", {1: 0.9, 2: 0.7}, form="plain")
+    for rate, form in ((1, "other"), (2, "other")):
+        how = {"lr": rate, "form": form, "seed": 0, "monitor": "val_accuracy"}
+        store.job("failed", {}, DECLARED, status="FAILED", mark=False, **how)
+    jobs = tables.jobs("failed")
+    jobs.attrs[tables.UNFINISHED] = tables.Rows(
+        tables.unfinished("failed", None, "run").to_dict("records")
+    )
+    table = paper_tables.ablation(jobs, {"lr": 1, "form": "plain"}, ["accuracy"])
+    assert [*table.rows] == ["baseline", "form: plain → other", "lr: 1 → 2"]
+    assert "1 setting with more than one change" in table.about
 
 
 def test_ratios_of_logarithmic_metrics_and_percent(store):

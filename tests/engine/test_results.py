@@ -409,6 +409,20 @@ def test_results_derived_from_folds_have_the_interval_of_folds(store):
         compare(jobs, 1, metric=metrics.shown(jobs))
 
 
+def test_jobs_without_an_input_are_compared_with_those_that_have_one(store):
+    metric = {"distance": Metric(better="lower")}
+    for seed in range(3):
+        one(store, "inputs of some", seed=seed, width=8, dataset="a")
+        name = stored.name({**SAME, "seed": seed, "width": 8, "dataset": "a"})
+        for job in (name, None):
+            results = {"distance": 0.1 * seed + (job is None)}
+            store.job("of some", {}, metric, tests=results, job=job, seed=seed, monitor="none")
+    jobs = tables.joined(tables.jobs("of some"), tables.jobs("inputs of some"))
+    assert len(groups.tasks(jobs)) == 1
+    rows = paper_tables.results(jobs).rows
+    assert len(rows) == 2 and "job width 8" in [*rows][1]
+
+
 def test_splits_of_one_fold_are_corrected_beside_jobs_that_hold_a_fraction_out(store):
     for seed in range(3):
         one(store, "one fold", [0.1 * seed], fold=3, split_seed=seed, val_fraction=None)

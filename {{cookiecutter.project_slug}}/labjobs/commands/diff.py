@@ -5,7 +5,6 @@ all other settings. `bisect`: which changed definitions make two attempts at a j
 
 import argparse
 import ast
-import math
 import re
 import shutil
 from collections import Counter
@@ -224,6 +223,8 @@ def _definitions(one: Recorded, other: Recorded) -> Iterator[Row]:
             said = "changed" if a and b else "only in A" if a else "only in B"
             sources = a.get("source", ""), b.get("source", "")
             text = staleness.as_diff(*sources, f"{name} of A", f"{name} of B") if a and b else ""
+            if a and b and sources[0] and not text:
+                said = "the same text, which uses other definitions"
             yield {"name": name, "said": said, "diff": text}
 
 
@@ -284,9 +285,11 @@ def _compared(name: str, a: samples.Sample, b: samples.Sample) -> dict[str, Any]
     log, (of_a, of_b) = a.metric.log, (float(each.estimate.interval.mean) for each in (a, b))
     row = {"name": name, "a": of_a, "b": of_b, "n": [len(a), len(b)]}
     said = f"{number(of_a, 4)} (n = {len(a)}) | {number(of_b, 4)} (n = {len(b)})"
-    what, change = ("B / A", of_b / of_a if of_a else math.nan) if log else ("B - A", of_b - of_a)
+    what, change = "B / A" if log else "B - A", samples.means_apart(b, a)
     digits = 4 if log else 3
-    how = f"no interval of fewer than {NEEDED} repeats"
+    how = f"no interval of fewer than {NEEDED} repeats or splits"
+    if samples.leaves_out(a, b):
+        how += ", over those that both have"
     if found := samples.differences({"A": a, "B": b}, "A").get("B"):
         change, low, high = map(float, found.estimate.interval)
         row |= {"low": low, "high": high, "paired": found.paired}

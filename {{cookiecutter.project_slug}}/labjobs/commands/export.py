@@ -106,7 +106,10 @@ def _loaded(job: str, runs_root: Path) -> tuple[Any, Make]:
             found = jobs.load(job, runs_root)
         except (RuntimeError, TypeError, KeyError) as error:
             line = f"job {job} cannot be loaded with the present code ({first_line(error)})"
-            raise JobError(f"{line}; check out the commit that it ran with") from error
+            cure = "check out the commit that it ran with"
+            if isinstance(error, KeyError):
+                cure += ", or name in load() of jobs.py weights that it has kept"
+            raise JobError(f"{line}; {cure}") from error
     if not hasattr(models, "example_input"):
         raise JobError(
             "models.py has no example_input(settings, spec, examples), which makes inputs for the "

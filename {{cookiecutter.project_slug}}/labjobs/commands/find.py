@@ -179,10 +179,10 @@ class Trials:
                 return gpu
         raise JobError(f"GPU {gpu.device} {gpu.why}; wait, or choose another with -- --device")
 
-    def measure(self, job: JobFolder[Any], metric: str, cure: str = "") -> list[Point]:
-        """Return the points of a job that have a metric; run it, if it is not measured yet. `cure`
-        says what to do if there are none. Raises SettingsError for wrong settings, JobError for a
-        job that cannot be measured."""
+    def measure(self, job: JobFolder[Any], *metrics: str, cure: str = "") -> list[Point]:
+        """Return the points of a job that have the first of some metrics that it logs; run it, if
+        it is not measured yet. `cure` says what to do if there are none. Raises SettingsError for
+        wrong settings, JobError for a job that cannot be measured."""
         outcome, said = job.outcome(), ""
         over = self._again or bool(job.evidence.change) or self._was_other(job)
         if over or not (outcome.get("status") in MEASURED or _lacked_memory(outcome)):
@@ -195,14 +195,12 @@ class Trials:
         if outcome.get("status") not in MEASURED:
             raise JobError(said)
         self.jobs.append(job.id)
-        points = [
-            {"step": line["step"], **line["metrics"]}
-            for line in Recorded(job.latest or job.path).lines
-            if metric in line.get("metrics", {})
-        ]
-        if not points:
-            raise JobError(f"{self._purpose}: {job.label} logs no {metric}; {cure or said}")
-        return points
+        lines = [line for line in Recorded(job.latest or job.path).lines if "metrics" in line]
+        for metric in metrics:
+            own = [line for line in lines if metric in line["metrics"]]
+            if own:
+                return [{"step": line["step"], **line["metrics"]} for line in own]
+        raise JobError(f"{self._purpose}: {job.label} logs no {metrics[0]}; {cure or said}")
 
     def _purpose_of(self, job: JobFolder[Any]) -> str:
         """The purpose, and what speed and memory depend on: the job's flags and the machine."""
@@ -255,11 +253,14 @@ def _find_lr(job: JobFolder[Any], name: str, given: Namespace, trials: Trials) -
     test = _changed(test, **{name: given.up_to}, schedule="range-test")
     if hasattr(job.settings, "warmup"):
         test = _changed(test, warmup=Span("0"))
-    first, loss = getattr(job.settings, "seed", None), _loss(job)
+    first, losses = getattr(job.settings, "seed", None), _losses(job)
+    cure = "log a metric for which lower is better with job.log(…) in the loop"
     seeds = [None] if first is None else range(first, first + given.seeds)
     rates, curves, rows = list[float](), list[list[float]](), list[Row]()
     for seed in seeds:
-        points = trials.measure(test if seed is None else _changed(test, seed=seed), loss)
+        own = test if seed is None else _changed(test, seed=seed)
+        points = trials.measure(own, *losses, cure=cure)
+        loss = next(each for each in losses if each in points[0])
         logged_as = next((each for each in ("lr", name) if each in points[0]), "")
         if not logged_as:
             line = "find lr: the learning rate is not logged"
@@ -267,21 +268,21 @@ def _find_lr(job: JobFolder[Any], name: str, given: Namespace, trials: Trials) -
         rates = max(rates, [point[logged_as] for point in points], key=len)
         rows.append({"job": trials.jobs[-1], "seed": seed, "steps": len(points)})
         curves.append([point[loss] for point in points])
-    for row, losses in zip(rows, _until_breakdown(len(rates), curves), strict=True):
-        if len(losses):
-            row[f"lowest {loss}"] = float(losses.min())
-            row[f"at {name}"] = rates[int(losses.argmin())]
+    for row, values in zip(rows, _until_breakdown(len(rates), curves), strict=True):
+        if len(values):
+            row[f"lowest {loss}"] = float(values.min())
+            row[f"at {name}"] = rates[int(values.argmin())]
     return *valley(rates, curves), rows
 
 
-def _loss(job: JobFolder[Any]) -> str:
-    """The training loss: of the monitored metric if lower is better, or else of the first such
-    metric. Raises SettingsError if there is none."""
+def _losses(job: JobFolder[Any]) -> list[str]:
+    """What may be the training loss: metrics for which lower is better, the monitored one first.
+    Raises SettingsError if there is none."""
     monitored = str(getattr(job.settings, "monitor", "none")).removeprefix("val_")
     losses = [name for name, metric in job.metrics.items() if metric.better == "lower"]
     if not losses:
         raise SettingsError("find lr: METRICS declares no metric for which lower is better")
-    return f"train_{monitored if monitored in losses else losses[0]}"
+    return [f"train_{name}" for name in sorted(losses, key=lambda name: name != monitored)]
 
 
 # Where a loss is low while the learning rate rises, and whether it stands out from the noise.
@@ -471,7 +472,7 @@ def _find_noise_scale(job: JobFolder[Any], name: str, given: Namespace, trials: 
         test = _changed(test, accumulate=parts)
     noise, signal = f"train_{NOISE}", f"train_{SIGNAL}"
     cure = "split batches by `for part, fraction in job.parts(batch)` in the loop"
-    points = trials.measure(test, signal, cure)
+    points = trials.measure(test, signal, cure=cure)
     # fp16 can overflow
     finite = [each for each in points if math.isfinite(each[noise] + each[signal])]
     if len(finite) < 2 * LEAST:

@@ -85,7 +85,8 @@ def judge(project: Project, given: Namespace) -> int:
         of = counted(len(base), "job")
         print(f"against {of} ({few(found.jobs, MOST)}) of code {attempts.name(found.against)}")
     if changed := _changed_measure(first, attempt, tried[first.id]):
-        found.answer, found.why = "the measure changed", few(changed, MOST)
+        found.answer = "the measure changed"
+        found.why = f"{few(changed, MOST)}; what is tried belongs in train() or models.make()"
     else:
         _run(found, base, tried, sign, given)
     before = [each for each in known if SAME(each) == SAME(found)]
@@ -159,6 +160,8 @@ def _group(project: Project, given: str) -> tuple[list[Job], str]:
         if not named.folder:
             raise SettingsError(f"--against {given}: {named.problem}")
         chosen = [job for job in jobs if _method(job) == _method(named)]
+    choosing = [job for job in chosen if not inventory.confirms(job.plain)]
+    chosen = choosing or chosen
     if not chosen:
         raise SettingsError(f"--against {given}: no job here has such settings")
     first, *others = map(_method, chosen)

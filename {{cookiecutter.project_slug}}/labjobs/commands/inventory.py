@@ -11,7 +11,7 @@ import os
 import re
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ from labjobs.job.folder import JobFolder
 from labjobs.job.identity import as_command, restore
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import as_line, counted, leave, parts_of
-from labjobs.settings import Span, Weights, roles
+from labjobs.settings import CONFIRMING, Span, Weights, roles
 from labjobs.sweeps.states import STATES, State, View
 from labjobs.tracking import costs, courier, stored_jobs
 from labjobs.tracking.mlflow_store import experiment_name, fingerprint
@@ -47,8 +47,9 @@ ENDS = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "paused or interru
 
 Attempt = dict[str, Any]
 """An attempt at a job, as `show --json` prints it. Unknown values are empty; `ended`, when it last
-logged something, is in seconds since 1970; `change` and `unchecked` are as in Evidence. `job` is
-the job with today's settings, if there can be one."""
+logged something, is in seconds since 1970; `change` and `unchecked` are as in Evidence; with
+`accepted`, its code is another one, which was accepted as equal. `job` is the job with today's
+settings, if there can be one."""
 
 
 def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
@@ -72,6 +73,7 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
         "state": "running" if running else outcome.get("status", ended),
         "change": found.change,
         "unchecked": found.unchecked,
+        "accepted": job is not None and not found.change and _is_other(path, job),
         "ended": journal.last_time(path) / 1000,
         "code": code_evidence.digest(path),
         "said": str(outcome.get("said", "")),
@@ -86,10 +88,16 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
     }
 
 
+def _is_other(attempt: Path, job: JobFolder[Any]) -> bool:
+    """Whether the code of an attempt is another one than a job has now."""
+    return code_evidence.digest(attempt) != code_evidence.present_as_in(attempt, job.code).digest
+
+
 def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
     """Return an attempt that is only in the store."""
     found = stored_jobs.evidence(job, stored) if job else Evidence("in another folder")
     return dict.fromkeys(("said", "data_root", "problem"), "") | {
+        "accepted": False,
         "state": stored["state"],
         "change": found.change,
         "unchecked": found.unchecked,
@@ -357,11 +365,13 @@ def selected(condition: str, rows: list[dict[str, Any]], flag: str = "") -> list
         scripts = sorted({row["script"] for row in rows})
         require_known([wanted], scripts, f"{flag}{condition}: none of these jobs has it")
 
+    are_switches = all(isinstance(row["settings"].get(name), bool) for row in rows)
+
     def fulfils(row: dict[str, Any]) -> bool:
         """Compare what a row has with what is wanted, as numbers if both are."""
         value = row[name] if name in OWN else row["settings"].get(name)
         own = as_text(value)
-        if isinstance(value, bool) and wanted not in ("on", "off"):
+        if are_switches and wanted not in ("on", "off"):
             raise SettingsError(f"{flag}{condition}: {name} is on or off")
         with suppress(ValueError):
             if own.endswith("e") == wanted.endswith("e"):  # both are epochs, or neither is
@@ -392,12 +402,20 @@ def fulfilling(given: str, jobs: Iterable[Job]) -> list[Job]:
 def grouped(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for the jobs that differ in repeats alone, such as the seed: their `jobs`, how
     many are in each of the `states`, the `metrics` in the mean of those that finished with the
-    present code, and over how many of them (`n`)."""
+    present code, and over how many of them (`n`, and `of` for each metric); those that confirm what
+    others have chosen count only where there are no others."""
     alike: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
+        row["confirms"] = confirms(row["settings"])
         row["settings"] = without_repeats(row["script"], row["settings"])
         alike.setdefault(str((row["script"], row["settings"])), []).append(row)
     return [_means(own) for own in alike.values()]
+
+
+def confirms(settings: Mapping[str, Any]) -> bool:
+    """Return whether a job with these settings confirms what others have chosen."""
+    seed = settings.get("seed")
+    return isinstance(seed, int) and seed >= CONFIRMING
 
 
 def without_repeats(script: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -410,7 +428,8 @@ def _means(alike: list[dict[str, Any]]) -> dict[str, Any]:
     """The row of jobs that differ in repeats alone."""
     values: dict[str, list[float]] = {}
     counting = [row for row in alike if row["state"] in ("finished", "unsent")]
-    for name, value in (item for row in counting for item in row["metrics"].items()):
+    choosing = [row for row in counting if not row["confirms"]]
+    for name, value in (item for row in choosing or counting for item in row["metrics"].items()):
         values.setdefault(name, []).append(value)
     metrics = identity.read(alike[0]["script"]).metrics
     logarithmic = {name for name, metric in metrics.items() if metric.scale == "log"}
@@ -426,6 +445,7 @@ def _means(alike: list[dict[str, Any]]) -> dict[str, Any]:
         "states": Counter(row["state"] for row in alike),
         "metrics": {name: mean(name, each) for name, each in values.items()},
         "n": max(map(len, values.values()), default=0),
+        "of": {name: len(each) for name, each in values.items()},
         "script": alike[0]["script"],
         "settings": alike[0]["settings"],
     }
@@ -441,7 +461,9 @@ def _print_groups(groups: list[dict[str, Any]]) -> None:
         words = " ".join(f"{n}={as_text(v)}" for n, v in own if len(texts[n]) > 1) or "all jobs"
         declared = identity.read(group["script"]).metrics
         best = {k: v for k, v in group["metrics"].items() if k.startswith(RESULTS) or k in declared}
-        means = f"  mean of {group['n']}: {as_line(best)}" if best else ""
+        few = {k: f" (n = {n})" for k, n in group["of"].items() if n < group["n"]}
+        each = ", ".join(f"{k} {v:.4g}{few.get(k, '')}" for k, v in best.items())
+        means = f"  mean of {group['n']}: {each}" if best else ""
         print(f"{states}{means}  {words}")
     print(counted(len(groups), "group"))
 
@@ -578,7 +600,8 @@ def _print_attempt(attempt: Attempt) -> None:
     folder, tags, audit = attempt["folder"], attempt["tags"], attempt["audit"]
     name = Path(folder).name if folder else attempts.name(attempt["code"])
     found = Evidence(attempt["change"], unchecked=attempt["unchecked"])
-    fits = found.remark or "with the present code and data"
+    fits = "with code that was accepted as equal to the present one"
+    fits = found.remark or (fits if attempt["accepted"] else "with the present code and data")
     print(f"\nattempt {name or 'without code'}: {attempt['state']}, {fits}")
     commit = tags.get("commit", "")
     if commit not in ("", "none") and tags.get("dirty") == "true":

@@ -105,11 +105,12 @@ def _changes(job: Job, about: str) -> Iterator[Change]:
     kept = code_evidence.parts(attempt)
     now = code_evidence.present_as_in(attempt, code)
     for part in names:
-        before = kept.get(part)
-        what = "new" if before is None else "changed" if part in now.parts else "gone"
+        name, before, diffs = code_evidence.in_python(part), kept.get(part), list[str]()
+        unused = part not in now.parts and code_evidence.binds(job.script, name)
+        lost = "no longer used" if unused else "gone"
+        what = "new" if before is None else "changed" if part in now.parts else lost
         what = code_evidence.UNREAD if part in now.unread else what
-        name, diffs = code_evidence.in_python(part), []
-        if not part.startswith("file:"):  # files are not stored
+        if not part.startswith("file:") and not unused:  # files are not stored
             old = before["source"] if before else ""
             new = scrub(now.source(part), code=True) if part in now.parts else ""
             same = f"{name} reads as in job {job.id}, but a name in it now means something else"

@@ -106,8 +106,8 @@ class Comparison:
         """Return the results of the jobs with the same settings: the best first, and at most this
         many. They are results on the metric's part of the data, or on another part. Raises
         NoResults if no job has a result on the metric's own."""
-        every, metric = self._ranked, self.metric
-        first = [name for name in every if name in self._known]
+        every, metric, known = self._ranked, self.metric, self._known
+        first = [name for name in every if name in known]
         metric = metric.of(part) if part else metric
         each = {name: sample(every[name], metric) for name in first[:most]}
         return {name: found for name, found in each.items() if len(found)}
@@ -215,7 +215,7 @@ class Comparison:
         tested = self.samples(most, "test")
         known, few = over(tested.values()), [n for n, one in tested.items() if not one.is_shown]
         known = either(one.over for each in found.values() for one in each.of) or known
-        why = f" Fewer than {NEEDED} repeats, so neither interval nor comparison: {_listed(few)}."
+        why = f" Fewer than {NEEDED} repeats, so neither interval nor comparison: {listed(few)}."
         said = f" Test intervals are over {known}.{why * bool(few)}" if known else ""
         said += SHARED * any(each.left_out for each in found.values())
         return said + self._untested
@@ -249,7 +249,14 @@ def on_tasks(jobs: pd.DataFrame, most: int) -> dict[str, Comparison]:
     found = groups.tasks(jobs)
     for own in found.values():  # so that the same name has the same meaning on all tasks
         own.attrs[groups.VALUES] = {n: groups.values_of(jobs, n) for n in jobs.attrs["settings"]}
-    return {task: compare(own, along=by, metric=metric) for task, own in found.items()}
+    compared = {}
+    for task, own in found.items():
+        try:
+            compared[task] = compare(own, along=by, metric=metric)
+            groups.having(own, metric.result)
+        except NoResults as none:
+            raise NoResults(f"{task}: {none}") from none
+    return compared
 
 
 def apart(reference: str, found: Mapping[str, Difference], metric: Measured) -> str:
@@ -257,11 +264,13 @@ def apart(reference: str, found: Mapping[str, Difference], metric: Measured) -> 
     first = f"the first ({reference})"
     better, worse = f"Better in {metric} than {first}", f"Worse in {metric} than {first}"
     unclear = f"Cannot be told apart from {first} in {metric}"
-    words: dict[str, list[str]] = {better: [], worse: [], unclear: []}
+    alike = f"Differ by the same from {first} in {metric} in all repeats, which is not tested"
+    words: dict[str, list[str]] = {better: [], worse: [], unclear: [], alike: []}
     for name, each in found.items():
         kind = better if metric.sign * each.estimate.mean > 0 else worse
-        words[kind if each.is_certain else unclear].append(name)
-    parts = [f"{said}: {_listed(names)}" for said, names in words.items() if names]
+        kind = alike if each.is_constant else kind if each.is_certain else unclear
+        words[kind].append(name)
+    parts = [f"{said}: {listed(names)}" for said, names in words.items() if names]
     how = "paired by repeat" if all(each.paired for each in found.values()) else "not all paired"
     return f" {'. '.join(parts)} ({how}; 5% level for all comparisons together)."
 
@@ -271,7 +280,8 @@ def _of(count: int, jobs: pd.DataFrame, name: str = "") -> str:
     return f"{count} of {number_of(len(jobs), 'job')}{f' ({name})' if name else ''}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return names in short: their number, if there are many."""
     return "; ".join(names) if len(names) <= MOST else f"{len(names)} settings"
 
 

@@ -419,7 +419,8 @@ def _limit(
     low, high = np.quantile(scale.transform(kept), ends)
     low, high = np.nanmin([low, scale.transform(seen)]), np.nanmax([high, scale.transform(seen)])
     drawn = np.array([axis.get_data_interval() for axis in axes])
-    lowest, highest = np.nanmin([drawn.min(), seen]), np.nanmax([drawn.max(), seen])
+    known = [*drawn[np.isfinite(drawn)]] or [*values]  # an empty panel draws nothing
+    lowest, highest = np.nanmin([*known, seen]), np.nanmax([*known, seen])
     space = extra * (high - low)
     shown = np.clip(scale.transform(np.array([lowest, highest])), low - space, high + space)
     margin = MARGIN * np.ptp(shown) or MARGIN * abs(high) or MARGIN

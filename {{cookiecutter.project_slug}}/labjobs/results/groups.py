@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from labjobs.errors import few, require_known
+from labjobs.errors import SettingsError, few, require_known
 from labjobs.job import code_evidence, data_evidence
 from labjobs.results import intervals, tables
 from labjobs.results.metrics import CURE, Measured, NoResults, Part, chooser
@@ -231,6 +231,8 @@ def fitting(jobs: pd.DataFrame, by: Sequence[str], wanted: Mapping[str, Any]) ->
     for an unknown setting, NoResults if no group has them, or several have."""
     known = jobs.attrs["settings"]
     require_known(wanted, known, "BASELINE in plot.py: the jobs have no setting {}")
+    if repeats := [name for name in repeated(jobs) if name in wanted]:
+        raise SettingsError(f"BASELINE in plot.py: {repeats[0]} is a repeat, which has means")
     every = groups(jobs, by)
     fits = [name for name, alike in every.items() if len(tables.with_values(alike, wanted))]
     if len(fits) == 1:

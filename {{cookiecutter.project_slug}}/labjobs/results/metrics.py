@@ -166,7 +166,8 @@ def monitored(jobs: pd.DataFrame) -> Measured:
     parts: tuple[Part | None, ...] = ("val", "train", None)
     for part in parts:
         for name, metric in metrics.items():
-            if (found := Measured(name, metric, part)).key in jobs:
+            found = Measured(name, metric, part)
+            if found.key in jobs and jobs[found.key].notna().any():
                 return found
     raise NoResults("the jobs have no values of a declared metric; declare it in METRICS")
 
@@ -195,11 +196,11 @@ def chooser(jobs: pd.DataFrame) -> Measured:
 
 
 def with_target(jobs: pd.DataFrame) -> Measured:
-    """Return the metric on validation data for the time to its target: the monitored metric, else
-    the first one with a target. Raises NoResults if no metric has a target."""
-    metric = monitored(jobs)
+    """Return the metric on validation data for the time to its target: the one of `plot.py
+    --metric` or the monitored one, else the first one with a target. Raises NoResults if no metric
+    has a target."""
     others = [Measured(name, each, "val") for name, each in declared(jobs).items()]
-    for each in (metric, *others):
+    for each in (shown(jobs), monitored(jobs), *others):
         if each.part == "val" and each.declared.target is not None and each.key in jobs:
             return each
     raise NoResults("no validation metric has a target; declare one in METRICS with target=…")

@@ -104,14 +104,15 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     grid, (metrics, others) = _Grid(every_job, by), _metrics(jobs, shown)
     of_tasks, compared = groups.tasks(grid.jobs), dict[str, comparison.Comparison]()
     for task, own in of_tasks.items():
-        voting = groups.choosing(_with_results(own))
+        voting = groups.choosing(_with_results(own, task))
         compared[task] = comparison.compare(voting, along=by, metric=metrics[0])
     best = {task: grid.first(each.jobs) for task, each in compared.items()}
     kept = [first for first, _ in best.values()]
     names, fewer = (grid.names, "") if rows else grid.fewer(grid.names, kept)
     table = Table(grid.corner, rows={name: [] for name in names})
     table.what = f"{WORDS.get(metrics[0].part or '', '')} results".strip().capitalize()
-    every, said = list[Sample](), {task: compared[task].chosen + best[task][1] for task in best}
+    every, constant = list[Sample](), list[str]()
+    said = {task: compared[task].chosen + best[task][1] for task in best}
     splits = max(each.unlike_splits for each in compared.values())
     for task, own in of_tasks.items():
         first = best[task][0]
@@ -121,8 +122,9 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
             found = samples.differences(each, first) if metric.part == "test" and first else {}
             every += each.values()
             whole = [name for name, one in each.items() if not _lost(alike[name], len(one))]
-            alike_first = [n for n in whole if n in found and not found[n].is_certain]
-            bold = {first, *alike_first} if found else set()
+            constant += [n for n in whole if n in found and found[n].is_constant]
+            unclear = [n for n in whole if n in found and not found[n].is_certain]
+            bold = {first, *unclear} - {*constant} if found else set()
             made = _column(each, alike).items()
             cells = [replace(cell, bold=n in bold, chosen=n == first) for n, cell in made]
             table.add(Column(_title(metric), task), cells)
@@ -134,6 +136,9 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     some_lack = any(0 < len(each) < NEEDED for each in every)
     geometric = GEOMETRIC * any(metric.log for metric in metrics)
     table.about = _intervals(samples.over(every), some_lack) + geometric + _bold(table)
+    if constant:
+        which = comparison.listed([*dict.fromkeys(constant)])
+        table.about += f" Not compared, as all repeats differ by the same from †: {which}."
     table.about += _by_task(said) + fewer + others + splits + _confirmed(table, grid.jobs)
     return _turned(table) if len(metrics) == 1 < MOST_TASKS < len(table.columns) else table
 
@@ -154,7 +159,8 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
 
     Without a baseline, it is the settings with the best validation results. Raises NoResults if no
     jobs differ from it in exactly one setting, SettingsError for an unknown setting or metric."""
-    grid = _Grid(tried(jobs), groups.varied(jobs))
+    every = tried(jobs)
+    grid = _Grid(every, groups.varied(every))
     of_tasks = groups.tasks(grid.jobs)
     if not baseline and len(of_tasks) > 1:
         raise NoResults("several tasks have no baseline in common; declare BASELINE in plot.py")
@@ -179,12 +185,16 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
             alone = [name for name in changes if each[name] and name not in found]
             some_left_out |= any(one.left_out for one in found.values())
             some_left_out |= any(samples.leaves_out(each[name], base) for name in alone)
-            apart = [n for n in changes if each[n] and not samples.shared_repeats(each[n], base)]
-            splits = splits or groups.unlike_splits(alike[n] for n in (reference, *apart))
+            unpaired = [n for n in alone if not samples.shared_repeats(each[n], base)]
+            pairs = [(each[n], base) for n in unpaired] + [one.of for one in found.values()]
+            for pair in pairs:
+                repeats = (one.results.index.to_frame() for one in pair)
+                splits = splits or groups.unlike_splits(repeats)
             known += [base] * base.is_shown
             known += [part for one in found.values() for part in one.of]
             widths = [_scaled(one.estimate.interval, each[n]) for n, one in found.items()]
-            decimals = None if metric.log else style.decimals(widths)
+            apart_by = [metric.factor * samples.means_apart(each[n], base) for n in alone if base]
+            decimals = None if metric.log else style.decimals(widths, apart_by)
             first = _column({reference: base}, alike)[reference]
             cells = [_change(each[n], base, found.get(n), alike[n], decimals) for n in changes]
             table.add(Column(_title(metric), task), [first, *cells])
@@ -229,7 +239,7 @@ def cost(jobs: pd.DataFrame, rows: Sequence[str] = ()) -> Table:
         table.add(Column(COSTS[name]), [_price(one.mean, decimals) for one in each])
         whole = math.fsum(groups.finite(spent, name))
         table.records += [
-            {"row": row, "cost": name, "mean": one.mean, "jobs": len(found)}
+            {"row": plain(row), "cost": name, "mean": one.mean, "jobs": len(found)}
             for (row, found), one in zip(alike.items(), each, strict=True)
         ]
         table.total.append(_price(whole, decimals) if name in TOTALS else Cell(""))
@@ -374,11 +384,11 @@ def tried(jobs: pd.DataFrame) -> pd.DataFrame:
     return tried
 
 
-def _with_results(tried: pd.DataFrame) -> pd.DataFrame:
+def _with_results(tried: pd.DataFrame, task: str = "") -> pd.DataFrame:
     found = tried[tried["state"].isin(["finished", "diverged"])]
     if found["diverged"].all():
         cure = "leave it out with ONLY of plot.py"
-        raise NoResults(f"no job of one of the tasks has finished; {cure}")
+        raise NoResults(f"no job of {task or 'the task'} has finished; {cure}")
     return found
 
 

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from labjobs import exit_status, layout, machine
 from labjobs.cli.parser import Parser, unknown_flag
 from labjobs.errors import JobError, SettingsError, cause, few, require_known
-from labjobs.files import PROJECT, write_json, write_text
+from labjobs.files import PROJECT, read_json, write_json, write_text
 from labjobs.job import attempts
 from labjobs.job.identity import DEFAULT
 from labjobs.job.journal import record_of
@@ -154,7 +154,8 @@ class _Found:
         states = Counter(alike["state"].tolist())
         tried, finished = states.total(), states.pop("finished", 0)
         why = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        said = f" Of {tried} jobs tried, {finished} finished: {why}." * bool(states)
+        all_finished = f" {counted(tried, 'job')} tried; all finished."
+        said = f" Of {tried} jobs tried, {finished} finished: {why}." if states else all_finished
         hidden = 0 if shown is None else finished + states["diverged"] - len(shown)
         confirm = f" Not shown: {counted(hidden, 'job')} with the seeds of confirm." * bool(hidden)
         count = counted(self.unsent, "job")
@@ -208,7 +209,7 @@ class _Pages:
         what, out = ("figure", args.folders[0]) if is_figure else ("table", args.folders[1])
         about = _provenance(jobs) | {what: name, "venue": args.venue}
         check: Callable[..., list[str]] = print_check.check if is_figure else table_files.problems
-        if problems := [] if args.unchecked else check(made, venue):
+        if problems := [] if args.unchecked else _taken(out / stem, about) or check(made, venue):
             for line in (*problems, "not written; --unchecked writes it anyway"):
                 print(f"{stem}: {line}", file=sys.stderr)
         else:
@@ -237,6 +238,15 @@ class _Pages:
         return exit_status.DONE if self._right and all(self._right) else exit_status.FAILED
 
 
+def _taken(stem: Path, about: Mapping[str, Any]) -> list[str]:
+    """Whose files those of a figure or a table are, if they are not this program's: in a paper,
+    results of other jobs would take their place."""
+    owner = read_json(stem.with_name(f"{stem.name}.json")).get("program")
+    if owner in (None, about["program"]) or not (PROJECT / owner).is_file():
+        return []
+    return [f"its files are those of {owner}; give it another name in {about['program']}"]
+
+
 def _tried(args: Namespace, kind: type[Any], only: Mapping[str, Any], script: str) -> _Found:
     """Return the jobs that the command line asks for."""
     unsent = 0
@@ -253,7 +263,7 @@ def _tried(args: Namespace, kind: type[Any], only: Mapping[str, Any], script: st
         (args.job,) = named
     if args.task:
         tasks = {str(one): name for name in groups.with_role(every, "task") for one in every[name]}
-        require_known([args.task], tasks, "--task {}: no job has this task")
+        require_known([args.task], tasks, "--task {}: no job with results has this task")
         only = {**only, tasks[args.task]: args.task}
     wanted = tables.only(every, only)
     tried = tables.unfinished(args.experiment, kind, script)
@@ -358,7 +368,8 @@ def _write_page(pages: _Pages, found: _Found) -> None:
     """Write a page with all that was drawn and all jobs, and print its path."""
     args, jobs = pages.args, found.jobs
     tasks, repeats = groups.with_role(jobs, "task"), groups.repeated(jobs)
-    results = [name for name in map(str, jobs) if name.startswith(("best_", "test_"))]
+    others = [name for name in map(str, jobs) if name not in jobs.attrs["settings"]]
+    results = [name for name in others if name.startswith(("best_", "test_"))]
     tried, settings = found.tried, [*tasks, *groups.varied(jobs), *repeats]
     differ = [name for name in settings if tried[name].map(str).nunique() > 1]
     rows = tried[["job_id", "state", *differ, *results]].astype(object)
@@ -483,12 +494,14 @@ def _about(jobs: pd.DataFrame) -> str:
     names = [*groups.with_role(jobs, "task"), *["model"] * ("model" in jobs)]
     same = [name for name in names if groups.combinations(jobs, [name]) == 1]
     said = [f"{style.setting(name)} {style.names(jobs[name])[jobs[name].iloc[0]]}" for name in same]
-    sizes = [*map(tables.sizes, jobs["job_folder"].map(str))]
-    known = {part: [each[part] for each in sizes if part in each] for part in WORDS}
-    each = [f"{groups.between(counts)} {WORDS[part]}" for part, counts in known.items() if counts]
+    sizes = [*filter(None, map(tables.sizes, jobs["job_folder"].map(str)))]
+    known = {part: [each.get(part, 0) for each in sizes] for part in WORDS}
+    known = {part: counts for part, counts in known.items() if any(counts)}
+    each = [f"{groups.between(counts)} {WORDS[part]}" for part, counts in known.items()]
     *most, last = each or [""]
     said += [f"{', '.join(most)}{' and ' * bool(most)}{last} examples"] * bool(each)
-    said += ["one split"] * (len(each) > 1 and not groups.split_by(jobs))
+    alike = all(len({*counts}) == 1 for counts in known.values())
+    said += ["one split"] * (len(each) > 1 and alike and not groups.split_by(jobs))
     text = ", ".join(said)
     return f" {text[0].upper()}{text[1:]}." if text else ""
 
@@ -533,6 +546,7 @@ def _on_code(jobs: pd.DataFrame, mixed: list[str]) -> str:
     alike = groups.groups(jobs, groups.varied(jobs))
     names = [name for name, own in alike.items() if own["job_id"].isin(mixed).all() and name]
     can_be_named = 0 < len(names) <= min(MOST, len(alike) - 1)
+    can_be_named &= sum(len(alike[name]) for name in names) == other.sum()
     which = f": all of {'; '.join(names)}" if can_be_named else ""
     are = "is" if other.sum() == 1 else "are"
     return f" {other.sum()} of the {len(jobs)} jobs {are} from different code or data{which}."

@@ -148,6 +148,11 @@ class Difference(NamedTuple):
     p: float = 1.0  # adjusted for all comparisons
 
     @property
+    def is_constant(self) -> bool:
+        """Whether all repeats differ by the same, so that nothing tells how uncertain that is."""
+        return bool(self.estimate.mean) and not self.estimate.half() > 0
+
+    @property
     def is_certain(self) -> bool:
         """Whether the two can be told apart."""
         return self.p < LEVEL
@@ -171,6 +176,8 @@ def differences(samples: Mapping[str, Sample], reference: str) -> dict[str, Diff
 
 def _difference(first: Sample, second: Sample) -> Difference:
     """The difference of two samples, paired by repeat and example as far as that is possible."""
+    if first.examples is None or second.examples is None:  # an interval over repeats alone
+        first, second = replace(first, examples=None), replace(second, examples=None)
     shared = shared_repeats(first, second)
     one, other = _part(first, shared), _part(second, shared)
     log, n = first.metric.log, len(shared)

@@ -26,6 +26,7 @@ from labjobs.files import read_json, read_record
 from labjobs.job import identity
 from labjobs.job.identity import DEFAULT
 from labjobs.results.metrics import CURE, DECLARED, Measured, NoResults
+from labjobs.results.style import NONE
 from labjobs.settings import FORK, LAST, as_plain, roles
 from labjobs.tracking import stored_jobs
 from labjobs.tracking.mlflow_store import experiment_name
@@ -109,16 +110,27 @@ def jobs(
 def joined(jobs: pd.DataFrame, inputs: pd.DataFrame) -> pd.DataFrame:
     """Return jobs that are derived from others with the settings of these, another table of jobs:
     `first_model` and so on in place of `first`, the id of a job. Figures then distinguish and
-    average them as any other settings. Raises NoResults if no setting is the id of such a job."""
+    average them as any other settings; jobs without an input have none of them. Raises NoResults if
+    no setting is the id of such a job."""
     of_inputs = inputs.set_index("job_id")[inputs.attrs["settings"]]
     found, names, its_roles = jobs.copy(), {*jobs.attrs["settings"]}, dict(jobs.attrs["roles"])
     nested = [*jobs.attrs.get("nested", ())]
+    tasks = [each for each, role in inputs.attrs["roles"].items() if role == "task"]
     for name in jobs.attrs["settings"]:
-        if jobs[name].isin(of_inputs.index).all():
-            own = of_inputs.loc[jobs[name]].add_prefix(f"{name}_").set_index(jobs.index)
+        known = jobs[name].isin(of_inputs.index)
+        if known.any() and (known | jobs[name].isin([None, NONE])).all():
+            every = of_inputs if known.all() else of_inputs.astype(object)
+            own = every.reindex(jobs[name])
+            if not known.all():
+                own = own.where(own.notna(), None)
+                for task in tasks:  # that of the others, if there is only one
+                    alike = own[task].dropna().unique()
+                    own[task] = alike[0] if len(alike) == 1 else own[task]
+            own = own.add_prefix(f"{name}_").set_index(jobs.index)
             found, names = found.join(own), names - {name} | {*own}
             its_roles |= {f"{name}_{each}": role for each, role in inputs.attrs["roles"].items()}
-            nested += [f"{name}_{each}" for each in inputs.attrs.get("nested", ())]
+            of_these = inputs.attrs.get("nested", ()) if known.all() else inputs.attrs["settings"]
+            nested += [f"{name}_{each}" for each in of_these]
     if names == {*jobs.attrs["settings"]}:
         raise NoResults("none of their settings is the id of a job in the other table")
     found.attrs = {**jobs.attrs, "settings": sorted(names), "roles": its_roles, "nested": nested}
@@ -176,7 +188,7 @@ def only(jobs: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
     require_known(wanted, jobs.attrs["settings"], "ONLY in plot.py: the jobs have no setting {}")
     jobs = with_values(jobs, wanted)
     if jobs["diverged"].all():
-        raise NoResults(f"no finished job has the settings of ONLY in plot.py: {dict(wanted)}")
+        raise NoResults(f"no finished job has these settings of ONLY or --task: {dict(wanted)}")
     return jobs
 
 
@@ -222,10 +234,10 @@ def moments(curves: pd.DataFrame) -> "pd.Series[float]":
     return min((curves["step"], curves.get("at", curves["step"])), key=pd.Series.nunique)
 
 
-def _points(jobs: pd.DataFrame, key: str) -> pd.DataFrame:
-    """The history of a metric in the finished jobs: `row` (the number of a job's row), `step` and
-    `value`. Numbers, since there may be a million points."""
-    rows = np.flatnonzero(~jobs["diverged"])
+def _points(jobs: pd.DataFrame, key: str, diverged: bool = False) -> pd.DataFrame:
+    """The history of a metric in the finished jobs, or also in those that `diverged`: `row` (the
+    number of a job's row), `step` and `value`. Numbers, since there may be a million points."""
+    rows = np.flatnonzero(~jobs["diverged"] | diverged)
     found = stored_jobs.histories([*jobs["run_id"].iloc[rows]], key)
     points = pd.DataFrame(found, columns=["row", "step", "value"])
     points = points.drop_duplicates(["row", "step"], keep="last", ignore_index=True)
@@ -241,7 +253,8 @@ def times_to(jobs: pd.DataFrame, metric: Measured) -> pd.DataFrame:
     not say when they first reached the target. Raises NoResults if none has reached it, or if some
     have finished without values of the metric."""
     jobs = jobs[~continuing(jobs)]
-    seconds, values = (_points(jobs, key) for key in ("elapsed_seconds", metric.key))
+    keys = ("elapsed_seconds", metric.key)
+    seconds, values = (_points(jobs, key, diverged=True) for key in keys)
     known = jobs["diverged"] | np.isin(np.arange(len(jobs)), values["row"])
     if not known.all():
         without = f"{metric} ({few(jobs.loc[~known, 'job_id'], 3)})"
@@ -254,7 +267,8 @@ def times_to(jobs: pd.DataFrame, metric: Measured) -> pd.DataFrame:
         raise NoResults(f"no job has reached a {metric} of {metric.goal}; {cure}")
     rows = range(len(jobs))
     reached = seconds.merge(there[["row", "step"]]).groupby("row")["value"].min().reindex(rows)
-    lasted = seconds.groupby("row")["value"].max().reindex(rows).fillna(seconds["value"].max())
+    lasted = seconds.groupby("row")["value"].max().reindex(rows)
+    lasted[jobs["diverged"].to_numpy()] = seconds["value"].max()
     return jobs.assign(reached=reached.to_numpy(), lasted=lasted.to_numpy())
 
 
@@ -297,6 +311,8 @@ def _settings(
                 v if isinstance(v, str) or (name not in each and v is None) else text
                 for v, text, each in zip(values, texts, params, strict=True)
             ]
+        if {*map(type, values)} & {int, float} and any(isinstance(v, bool) for v in values):
+            values = [flags.as_text(v) if isinstance(v, bool) else v for v in values]  # 1 == True
         # 1e30 is stored with all its digits, and too large for a column of integers.
         large = any(isinstance(value, int) and abs(value) >= 2**63 for value in values)
         settings[name] = [float(v) if large and isinstance(v, int) else v for v in values]

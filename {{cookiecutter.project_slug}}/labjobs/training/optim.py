@@ -450,7 +450,9 @@ class EarlyStopping(Stateful):
         if math.isnan(value) and math.isfinite(metrics.get("val_loss", math.nan)):
             value = -math.inf
         elif not math.isfinite(value):
-            raise Diverged(f"{self._monitor} was not finite; {Diverged.CURE}")
+            alone = math.isnan(value) and self._monitor != "val_loss"
+            besides = " and there is no finite val_loss beside it" * alone
+            raise Diverged(f"{self._monitor} was not finite{besides}; {Diverged.CURE}")
         if value > self._best or self._best == -math.inf:
             self._best, self.best_evaluation = value, self.evaluations
             return True
