@@ -387,7 +387,11 @@ def best_weights(job_id: str, kind: type[S], runs_root: Path | None = None) -> B
     except Damaged as error:
         line = f"{shown(path)} is damaged; --force makes the job start over"
         raise JobError(line) from error
-    settings = identity.restore(_kind(attempt, kind), kept["settings"])
+    try:
+        settings = identity.restore(_kind(attempt, kind), kept["settings"])
+    except SettingsError as error:
+        script = record_of(attempt, layout.SETTINGS).get("script", identity.DEFAULT)
+        raise SettingsError(f"job {job_id} of {script}.py: {error}") from error
     attempts.refuse_input(job_id, evidence.change)
     if evidence.remark:
         warnings.warn(f"job {job_id}: {evidence.remark}", stacklevel=3)
