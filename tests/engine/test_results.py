@@ -61,6 +61,14 @@ def test_words_that_look_like_numbers_stay_words(store):
     assert tables.jobs("words").sort_values("seed")["note"].tolist() == notes
 
 
+def test_on_and_1_are_two_values_of_a_setting(store):
+    for depth in (1, 2, True, False):
+        one(store, "switch", depth=depth)
+    assert [*groups.groups(tables.jobs("switch"), ["depth"])] == [
+        *("depth 1", "depth 2", "depth off", "depth on")
+    ]
+
+
 def test_a_job_older_than_a_setting_has_its_neutral_value(store):
     one(store, "later", seed=0)
     run = one(store, "later", seed=1, dropout=0.0)

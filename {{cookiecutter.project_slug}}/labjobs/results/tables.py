@@ -311,8 +311,8 @@ def _settings(
                 v if isinstance(v, str) or (name not in each and v is None) else text
                 for v, text, each in zip(values, texts, params, strict=True)
             ]
-        if {*map(type, values)} & {int, float} and any(isinstance(v, bool) for v in values):
-            values = [flags.as_text(v) if isinstance(v, bool) else v for v in values]  # 1 == True
+        if bool in (kinds := {*map(type, values)}) and kinds & {int, float}:  # 1 is True for Python
+            values = [v if v is None else flags.as_text(v) for v in values]
         # 1e30 is stored with all its digits, and too large for a column of integers.
         large = any(isinstance(value, int) and abs(value) >= 2**63 for value in values)
         settings[name] = [float(v) if large and isinstance(v, int) else v for v in values]
