@@ -569,7 +569,7 @@ OF_TABLES: list[tuple[str, Test]] = [
     ),
     (r" ± and parentheses: 95% intervals over (.*?)\.(?= |$)", _over),
     (r" Differences are over the repeats that both have\.", lambda c: None),
-    (r" Means of fewer than 3 repeats have no interval\.", lambda c: None),
+    (r" Means of fewer than 3 repeats, or of equal results, have no interval\.", lambda c: None),
     (
         r" Bold(?: in each \w+ with comparisons)?: .*?(?:rows|columns) of a (?:column|row) "
         r"together\)\.",

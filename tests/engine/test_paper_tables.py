@@ -72,7 +72,7 @@ def test_without_enough_repeats_nothing_is_bold_and_has_an_interval(store):
     grid(store, "few", {1: 0.9, 2: 0.5}, seeds=2)
     table = paper_tables.results(tables.jobs("few"))
     assert not any(cell.bold or cell.half for row in table.rows.values() for cell in row)
-    assert "fewer than 3 repeats have no interval" in table.about
+    assert "fewer than 3 repeats, or of equal results, have no interval" in table.about
     changed = paper_tables.ablation(tables.jobs("few"), {"lr": 1})
     assert changed.rows["lr: 1 → 2"][0].text == "\N{MINUS SIGN}0.400"
 

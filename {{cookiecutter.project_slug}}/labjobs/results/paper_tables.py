@@ -133,7 +133,7 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
                 chosen = {"chosen_on_validation": name == first, "among": among}
                 record = _record(grid, name, alike[name], task, one, found.get(name), **chosen)
                 table.records.append(record)
-    some_lack = any(0 < len(each) < NEEDED for each in every)
+    some_lack = any(len(each) and not _has_width(each.interval) for each in every)
     geometric = GEOMETRIC * any(metric.log for metric in metrics)
     table.about = _intervals(samples.over(every), some_lack) + geometric + _bold(table)
     if constant:
@@ -484,7 +484,7 @@ def _cell(
         decimals = style.decimals([found], [found.mean])
     if np.nanmax(np.abs(found)) >= style.LARGE:
         decimals = None
-    if not found.high > found.low:
+    if not _has_width(found):
         return Cell(text(found.mean, decimals, 3))
     up, down = found.high - found.mean, found.mean - found.low
     larger = abs(found.mean) / (up + down) or 1  # than its interval: by how many times
@@ -494,6 +494,11 @@ def _cell(
         return Cell(f"{middle} ({ends[0]} to {ends[1]})")
     half = f"{up:.{decimals}f}"
     return Cell(middle, half if float(half) else f"<{10.0**-decimals:.{decimals}f}")
+
+
+def _has_width(found: Interval) -> bool:
+    """Whether there is an interval, which there is not if all results are the same."""
+    return bool(found.high > found.low)
 
 
 def _change(
@@ -544,7 +549,7 @@ def _record(
         **{state: states[state] for state in ("finished", "diverged", "failed")},
         "n": len(each),
         **found._asdict(),
-        "interval": f"95% over {each.over}" if each.is_shown else "",
+        "interval": f"95% over {each.over}" if _has_width(found) else "",
         "sd": values.std() if len(each) > 1 else math.nan,
         "min": values.min(),
         "max": values.max(),
@@ -559,7 +564,7 @@ def _record(
 
 
 def _intervals(known: str, some_lack: bool = False) -> str:
-    lacking = f" Means of fewer than {NEEDED} repeats have no interval."
+    lacking = f" Means of fewer than {NEEDED} repeats, or of equal results, have no interval."
     if not known:
         return lacking
     return f" ± and parentheses: 95% intervals over {known}.{lacking * some_lack}"

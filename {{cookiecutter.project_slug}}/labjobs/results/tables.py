@@ -178,7 +178,9 @@ def with_values(jobs: pd.DataFrame, wanted: Mapping[str, Any]) -> pd.DataFrame:
     """Return the jobs whose settings have these values; a list means any of its values."""
     for name, value in wanted.items():
         values = value if isinstance(value, list | tuple | set) else [value]
-        jobs = jobs[jobs[name].isin(values) | jobs[name].map(str).isin(map(str, values))]
+        texts = {each for value in values for each in (str(value), flags.as_text(value))}
+        own = jobs[name].map(str).isin(texts) | jobs[name].map(flags.as_text).isin(texts)
+        jobs = jobs[jobs[name].isin(values) | own]
     return jobs
 
 
