@@ -682,6 +682,11 @@ class Caption:
     def diverged(self) -> None:
         assert (self.tried["state"] == "diverged").any()
 
+    def constant(self, said: str) -> None:
+        first, metric = self.ranked()[0], replace(self.shown, part="test")
+        found = differences({**self.tested, first: self.groups[first]}, first, metric)
+        self.listed(said, [n for n, (each, *_) in found.items() if not each.half() > 0])
+
     def all_finished(self, tried: str) -> None:
         assert {*self.tried["state"]} <= {"finished", "unknown"}
         assert int(tried) == len(self.tried)
@@ -783,7 +788,7 @@ SENTENCES: list[tuple[str, Test]] = [
         _costs,
     ),
     (
-        r" Training examples per second up to the last evaluation, on (.+?), of (.+?): "
+        r" Training examples per second in the last evaluation interval, on (.+?), of (.+?): "
         r"(.+?); open points are single jobs\.",
         _throughput,
     ),
@@ -804,13 +809,14 @@ SENTENCES: list[tuple[str, Test]] = [
     (r" (\d+) of (\d+) jobs have reached it\.", Caption.have_reached),
     (r" Test intervals are over (.+?)\.(?= |$)", Caption.over),
     (r" Differences are over the repeats that both have\.", Caption.leaves_out),
+    (r" By the same amount in all repeats, so not tested: (.+?)\.(?= [A-Z]|$)", Caption.constant),
     (r" No finite test [\w-]+, which counts as the worst: (.+?)\.(?= |$)", Caption.untested),
     (
         r" Fewer than 3 repeats, so neither interval nor comparison: (.+?)\.(?= [A-Z]|$)",
         Caption.few,
     ),
     (
-        r" ((?:Better in|Worse in|Cannot be told apart|Differ by the same)"
+        r" ((?:Better in|Worse in|Cannot be told apart|Differ from)"
         r".+?5% level for all comparisons together\))\.",
         Caption.apart,
     ),

@@ -576,6 +576,10 @@ OF_TABLES: list[tuple[str, Test]] = [
         lambda c: None,
     ),
     (r" .: not run\.", lambda c: None),
+    (
+        r" Not compared, as they differ from .*? by the same amount in all repeats: .*?\.(?= |$)",
+        lambda c: None,
+    ),
     (r" Not all have the same splits, which may be unequally hard\.", lambda c: None),
     (
         r" Means of logarithmic metrics are geometric\.",

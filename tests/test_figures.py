@@ -215,7 +215,7 @@ def test_speeds_of_devices_are_not_mixed_and_jobs_that_diverged_have_none(draw, 
         store.job("speeds", {"val_accuracy": [0.5, 0.6]}, **how)
     store.job("speeds", {"val_accuracy": [0.1]}, status="FAILED", **how | {"tags": {}, "seed": 9})
     caption = draw("speeds", only=["throughput"]).caption("throughput")
-    assert "up to the last evaluation, on A100, H100, of both settings: mean of" in caption
+    assert "in the last evaluation interval, on A100, H100, of both settings: mean of" in caption
     assert "diverged as the worst" not in caption
 
 

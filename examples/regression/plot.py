@@ -157,7 +157,7 @@ def throughput(jobs: "pd.DataFrame") -> "Drawn":
     cut = figures.limit_to_intervals(ax.xaxis, fastest.values(), shown.metric, seen=0)
     lost = " Jobs that diverged are left out." * bool(jobs["diverged"].any())
     return fig, (
-        f"{shown.metric.title} up to the last evaluation, on {hardware(finished)}, of "
+        f"{shown.metric.title} in the last evaluation interval, on {hardware(finished)}, of "
         f"{shown.first(RANKED, 'fastest')}: {shown.repeats}; open points are single jobs."
         f"{lost}{cut}"
     )

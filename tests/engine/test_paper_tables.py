@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import re
+from itertools import product
 
 import numpy as np
 import pytest
@@ -219,12 +220,20 @@ def test_an_ablation_changes_one_setting_of_the_baseline(store):
         paper_tables.ablation(jobs, {"mdl": "mlp"})
 
 
-def test_rows_that_differ_by_the_same_in_all_repeats_are_not_called_alike(store):
-    for rate, seed in ((1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)):
-        one(store, "constant", 0.9 - 0.25 * rate + 0.01 * seed**2, 0.5, lr=rate, seed=seed)
-    table = paper_tables.results(tables.jobs("constant"), shown=["accuracy"])
-    assert [row[0].bold for row in table.rows.values()] == [True, False]
-    assert " Not compared, as all repeats differ by the same from †: lr 2." in table.about
+def test_rows_that_differ_by_the_same_amount_in_all_repeats_are_not_called_alike(store):
+    for rate, seed in product((1, 2), range(3)):
+        loss = 0.5 + 0.1 * seed + 0.01 * rate * (-1) ** seed
+        one(store, "constant", 0.9 - 0.25 * rate + 0.01 * seed**2, loss, lr=rate, seed=seed)
+    jobs = tables.jobs("constant")
+    table = paper_tables.results(jobs)
+    bold = [[cell.bold for cell in row] for row in table.rows.values()]
+    assert bold == [[True, True], [False, True]]
+    same = "by the same amount in all repeats"
+    said = f" Not compared, as they differ from † {same}: lr 2 (test accuracy)."
+    assert said in table.about
+    changed = paper_tables.ablation(jobs, {"lr": 1})
+    assert changed.rows["lr: 1 → 2"][0].text == "\N{MINUS SIGN}0.250"
+    assert f"from the baseline {same}: lr: 1 → 2 (test accuracy)." in changed.about
 
 
 def test_an_ablation_has_no_rows_of_failed_jobs_with_several_changes(store):

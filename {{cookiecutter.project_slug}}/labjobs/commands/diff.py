@@ -288,13 +288,13 @@ def _compared(name: str, a: samples.Sample, b: samples.Sample) -> dict[str, Any]
     what, change = "B / A" if log else "B - A", samples.means_apart(b, a)
     digits = 4 if log else 3
     how = f"no interval of fewer than {NEEDED} repeats or splits"
-    if samples.leaves_out(a, b):
-        how += ", over those that both have"
+    how = f"over the repeats that both have; {how}" if samples.leaves_out(a, b) else how
     if found := samples.differences({"A": a, "B": b}, "A").get("B"):
         change, low, high = map(float, found.estimate.interval)
         row |= {"low": low, "high": high, "paired": found.paired}
         how = f"95% interval {number(low, digits)} to {number(high, digits)}, {found.n} "
         how += "pairs" if found.paired else "repeats, not paired"
+        how = "no interval, the same in all repeats" if found.is_constant else how
     if abs(change) < 1e-12 * abs(of_a):  # it comes from rounding alone
         change = 0.0
     return {**row, "difference": change, "said": f"{said}  {what} {number(change, digits)} ({how})"}

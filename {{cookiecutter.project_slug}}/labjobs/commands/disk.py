@@ -169,7 +169,7 @@ def _clutter(project: Project) -> Iterator[Useless]:
         own = _own(project.runs_root / job.id)
         if any(locks.held(path / layout.LOCK) for path in own):
             busy = True
-        elif own and job.id not in needed and all(map(_measured, own)):
+        elif own and job.id not in needed and all(map(attempts.was_measured, own)):
             yield Useless(project.runs_root / job.id, "measured for find", own, job)
         else:
             for attempt in own:
@@ -183,13 +183,6 @@ def _clutter(project: Project) -> Iterator[Useless]:
 def _own(job: Path) -> list[Path]:
     """The folders of a job's attempts that are no links, also of one that is about to begin."""
     return [p for p in ([] if job.is_symlink() else job.glob("*/")) if not p.is_symlink()]
-
-
-def _measured(attempt: Path) -> bool:
-    """Whether `find` has run a job, as the first lines of its journal say."""
-    with suppress(OSError), (attempt / layout.JOURNAL).open("rb") as file:
-        return f'"{identity.TAG}": "find '.encode() in file.read(65_536)
-    return False
 
 
 def _outdated(job: Job, attempt: Path) -> Iterator[Useless]:

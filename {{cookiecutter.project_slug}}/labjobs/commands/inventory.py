@@ -365,7 +365,8 @@ def selected(condition: str, rows: list[dict[str, Any]], flag: str = "") -> list
         scripts = sorted({row["script"] for row in rows})
         require_known([wanted], scripts, f"{flag}{condition}: none of these jobs has it")
 
-    are_switches = all(isinstance(row["settings"].get(name), bool) for row in rows)
+    types = {type(row["settings"].get(name)) for row in rows}
+    are_switches = types - {type(None)} == {bool}
 
     def fulfils(row: dict[str, Any]) -> bool:
         """Compare what a row has with what is wanted, as numbers if both are."""

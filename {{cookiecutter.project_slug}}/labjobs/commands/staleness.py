@@ -206,17 +206,16 @@ def accept(project: Project, given: Namespace) -> int:
         replayed = {job: proof[job][job] for job in of if job in proof[job]}
         about = {"definition": code_evidence.in_python(part), "jobs": of, "replayed": replayed}
         definitions.append(about)
-    if given.json:
-        print(json_of({"accepted": definitions, "jobs": accepted}))
-    else:
-        _print_accepted(definitions, accepted)
     running = [job.folder for job, word in states if word == "running" and job.folder]
-    if later := [job.id for job in running if job.evidence.change]:
-        print(f"running with other code: {few(later, 4)}; accept again when they have ended")
+    later = [job.id for job in running if job.evidence.change]
+    if given.json:
+        print(json_of({"accepted": definitions, "jobs": accepted, "running": later}))
+    else:
+        _print_accepted(definitions, accepted, later)
     return exit_status.DONE if len(accepted) == len(known) + len(unknown) else exit_status.FAILED
 
 
-def _print_accepted(definitions: list[dict[str, Any]], jobs: list[str]) -> None:
+def _print_accepted(definitions: list[dict[str, Any]], jobs: list[str], running: list[str]) -> None:
     for each in definitions:
         of, ways = each["jobs"], [*each["replayed"].values()]
         count = f"{len(ways)} " if len(ways) < len(of) else ""
@@ -226,6 +225,8 @@ def _print_accepted(definitions: list[dict[str, Any]], jobs: list[str]) -> None:
     if jobs:
         count = counted(len(jobs), "job")
         print(f"no longer stale: {count}; commit {layout.ACCEPTED} with the change")
+    if running:
+        print(f"running with other code: {few(running, 4)}; accept again when they have ended")
 
 
 def _has_diverged_before(job: Job) -> bool:

@@ -193,6 +193,13 @@ def inputs_of(settings: Any, runs_root: Path) -> list[Path]:
     return [path for path in found if path]
 
 
+def was_measured(attempt: Path) -> bool:
+    """Return whether `find` has run an attempt, as the first lines of its journal say."""
+    with suppress(OSError), (attempt / layout.JOURNAL).open("rb") as file:
+        return f'"{identity.TAG}": "find '.encode() in file.read(65_536)
+    return False
+
+
 def with_ancestors(attempt: Path) -> Iterator[Path]:
     """Yield the folder of an attempt, and those of the attempts that it was derived from."""
     yield attempt

@@ -218,6 +218,8 @@ class Comparison:
         why = f" Fewer than {NEEDED} repeats, so neither interval nor comparison: {listed(few)}."
         said = f" Test intervals are over {known}.{why * bool(few)}" if known else ""
         said += SHARED * any(each.left_out for each in found.values())
+        if same := [name for name, each in found.items() if each.is_constant]:
+            said += f" By the same amount in all repeats, so not tested: {listed(same)}."
         return said + self._untested
 
     @property
@@ -264,7 +266,7 @@ def apart(reference: str, found: Mapping[str, Difference], metric: Measured) -> 
     first = f"the first ({reference})"
     better, worse = f"Better in {metric} than {first}", f"Worse in {metric} than {first}"
     unclear = f"Cannot be told apart from {first} in {metric}"
-    alike = f"Differ by the same from {first} in {metric} in all repeats, which is not tested"
+    alike = f"Differ from {first} in {metric} by the same amount in all repeats, so not tested"
     words: dict[str, list[str]] = {better: [], worse: [], unclear: [], alike: []}
     for name, each in found.items():
         kind = better if metric.sign * each.estimate.mean > 0 else worse

@@ -232,7 +232,7 @@ def fitting(jobs: pd.DataFrame, by: Sequence[str], wanted: Mapping[str, Any]) ->
     known = jobs.attrs["settings"]
     require_known(wanted, known, "BASELINE in plot.py: the jobs have no setting {}")
     if repeats := [name for name in repeated(jobs) if name in wanted]:
-        raise SettingsError(f"BASELINE in plot.py: {repeats[0]} is a repeat, which has means")
+        raise SettingsError(f"BASELINE in plot.py: {repeats[0]} is a repeat; leave it out")
     every = groups(jobs, by)
     fits = [name for name, alike in every.items() if len(tables.with_values(alike, wanted))]
     if len(fits) == 1:

@@ -181,7 +181,7 @@ def shown(jobs: pd.DataFrame) -> Measured:
     metrics = declared(jobs)
     require_known([name], metrics, "--metric {}: no metric of METRICS")
     found = Measured(name, metrics[name], "val")
-    if found.key not in jobs:
+    if found.key not in jobs or jobs[found.key].isna().all():
         raise NoResults(f"no finished job has a {found}")
     return found
 

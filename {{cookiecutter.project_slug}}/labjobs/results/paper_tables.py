@@ -111,7 +111,7 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     names, fewer = (grid.names, "") if rows else grid.fewer(grid.names, kept)
     table = Table(grid.corner, rows={name: [] for name in names})
     table.what = f"{WORDS.get(metrics[0].part or '', '')} results".strip().capitalize()
-    every, constant = list[Sample](), list[str]()
+    every, constant = list[Sample](), dict[str, list[str]]()
     said = {task: compared[task].chosen + best[task][1] for task in best}
     splits = max(each.unlike_splits for each in compared.values())
     for task, own in of_tasks.items():
@@ -122,9 +122,10 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
             found = samples.differences(each, first) if metric.part == "test" and first else {}
             every += each.values()
             whole = [name for name, one in each.items() if not _lost(alike[name], len(one))]
-            constant += [n for n in whole if n in found and found[n].is_constant]
+            same = [n for n in whole if n in found and found[n].is_constant]
             unclear = [n for n in whole if n in found and not found[n].is_certain]
-            bold = {first, *unclear} - {*constant} if found else set()
+            bold = {first, *unclear} - {*same} if found else set()
+            constant[f"{task} {metric}".strip()] = same
             made = _column(each, alike).items()
             cells = [replace(cell, bold=n in bold, chosen=n == first) for n, cell in made]
             table.add(Column(_title(metric), task), cells)
@@ -136,9 +137,7 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     some_lack = any(len(each) and not _has_width(each.interval) for each in every)
     geometric = GEOMETRIC * any(metric.log for metric in metrics)
     table.about = _intervals(samples.over(every), some_lack) + geometric + _bold(table)
-    if constant:
-        which = comparison.listed([*dict.fromkeys(constant)])
-        table.about += f" Not compared, as all repeats differ by the same from †: {which}."
+    table.about += _constant(constant, "†")
     table.about += _by_task(said) + fewer + others + splits + _confirmed(table, grid.jobs)
     return _turned(table) if len(metrics) == 1 < MOST_TASKS < len(table.columns) else table
 
@@ -176,7 +175,7 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
     changes = {name: once[name] for name in names}
     table = Table("change", rows={name: [] for name in ["baseline", *changes.values()]})
     known, (metrics, others) = list[Sample](), _metrics(jobs, shown)
-    some_left_out, splits = False, ""
+    some_left_out, splits, constant = False, "", dict[str, list[str]]()
     for task, own in of_tasks.items():
         alike = grid.alike([reference, *changes], own, own)
         for metric in metrics:
@@ -193,7 +192,10 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
             known += [base] * base.is_shown
             known += [part for one in found.values() for part in one.of]
             widths = [_scaled(one.estimate.interval, each[n]) for n, one in found.items()]
-            apart_by = [metric.factor * samples.means_apart(each[n], base) for n in alone if base]
+            same = [n for n in changes if n in found and found[n].is_constant]
+            constant[f"{task} {metric}".strip()] = [changes[n] for n in same]
+            several = [*alone, *same] if base else []
+            apart_by = [metric.factor * samples.means_apart(each[n], base) for n in several]
             decimals = None if metric.log else style.decimals(widths, apart_by)
             first = _column({reference: base}, alike)[reference]
             cells = [_change(each[n], base, found.get(n), alike[n], decimals) for n in changes]
@@ -210,6 +212,7 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
     if any(cell.bold for row in table.rows.values() for cell in row):
         level = "5% level for all rows of a column together"
         table.about += f" Bold: what can be told from no difference ({level})."
+    table.about += _constant(constant, "the baseline")
     if further := len(grid.names) - len(once) - 1:
         table.about += f" Not shown: {counted(further, 'setting')} with more than one change."
     table.about += fewer + others + _confirmed(table, grid.jobs)
@@ -568,6 +571,14 @@ def _intervals(known: str, some_lack: bool = False) -> str:
     if not known:
         return lacking
     return f" ± and parentheses: 95% intervals over {known}.{lacking * some_lack}"
+
+
+def _constant(rows: Mapping[str, Sequence[str]], reference: str) -> str:
+    """A sentence about the rows of each column that differ by the same amount in all repeats."""
+    column = len(rows) > 1
+    names = [f"{n} ({of})" if column else n for of, each in rows.items() for n in each]
+    why = f"as they differ from {reference} by the same amount in all repeats"
+    return f" Not compared, {why}: {comparison.listed(names)}." * bool(names)
 
 
 def _by_task(said: Mapping[str, str]) -> str:

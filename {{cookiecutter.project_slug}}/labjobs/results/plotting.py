@@ -146,8 +146,8 @@ class _Found:
         return every[[name for name in names if name in every]].sort_values("job_id")
 
     def counts(self, shown: pd.DataFrame | None = None, task: str = "") -> str:
-        """Say how many jobs were tried, if not all finished, and how many are not among those that
-        are `shown` because they only confirm; with a `task`, of those alone that have it."""
+        """Say what became of the jobs that were tried, and how many are not among those that are
+        `shown` because they only confirm; with a `task`, of those alone that have it."""
         alike = self.tried
         if shown is not None and task:
             alike = groups.with_task_of(shown, alike)
@@ -158,8 +158,9 @@ class _Found:
         said = f" Of {tried} jobs tried, {finished} finished: {why}." if states else all_finished
         hidden = 0 if shown is None else finished + states["diverged"] - len(shown)
         confirm = f" Not shown: {counted(hidden, 'job')} with the seeds of confirm." * bool(hidden)
-        count = counted(self.unsent, "job")
-        said += f" Not counted, as the store lacks it: {count} that ran here." * bool(self.unsent)
+        are = "is" if self.unsent == 1 else "are"
+        lacking = f" {counted(self.unsent, 'job')} that ran here {are} not in the store, and so not"
+        said += f"{lacking} counted." * bool(self.unsent)
         return confirm + said + self.left_out(shown if task else None)
 
     def left_out(self, shown: pd.DataFrame | None = None) -> str:
@@ -210,8 +211,7 @@ class _Pages:
         about = _provenance(jobs) | {what: name, "venue": args.venue}
         check: Callable[..., list[str]] = print_check.check if is_figure else table_files.problems
         if problems := [] if args.unchecked else _taken(out / stem, about) or check(made, venue):
-            for line in (*problems, "not written; --unchecked writes it anyway"):
-                print(f"{stem}: {line}", file=sys.stderr)
+            self.refuse(stem, (*problems, "not written; --unchecked writes it anyway"))
         else:
             if is_figure:
                 kinds: tuple[str, ...] = (*args.format, "tex", "json")
@@ -221,8 +221,14 @@ class _Pages:
                 said = table_files.save(made, out / stem, caption, about, venue)
             print(*said, sep="\n")
             self.files += [out / f"{stem}.{kind}" for kind in kinds]
-        self._right.append(not problems)
+            self._right.append(True)
         return not problems
+
+    def refuse(self, stem: str, why: Iterable[str]) -> None:
+        """Say why a figure or a table is not written."""
+        for line in why:
+            print(f"{stem}: {line}", file=sys.stderr)
+        self._right.append(False)
 
     def end(self) -> int:
         """Say what was left out, move what was not written this time away, if something was, and
@@ -291,7 +297,7 @@ def _name_unsent(experiment: str, script: str) -> int:
     here = [] if known.problem else [*attempts.runs_root().glob("[0-9a-f]*")]
     others = (path for path in here if path.name not in known.runs)
     begun = (path.parent for each in others for path in each.glob(f"*/{layout.JOURNAL}"))
-    unsent = {attempt.parent.name: attempt for attempt in begun}
+    unsent = {path.parent.name: path for path in begun if not attempts.was_measured(path)}
     if unsent:
         count = counted(len(unsent), "job")
         line = f"the tracking store does not have {count} that ran here ({few(sorted(unsent), 2)})"
@@ -336,6 +342,9 @@ def _write(pages: _Pages, found: _Found, printed: Mapping[str, Tabulating], scri
         stem, _, kind = name.partition(".")
         stem = stem if script == DEFAULT else f"{stem}-{script}"
         path, record = out / f"{stem}.{kind}", out / f"{stem}.json"
+        if problems := _taken(out / stem, _provenance(jobs)):
+            pages.refuse(stem, problems)
+            continue
         write_text(path, content)
         write_json(record, _provenance(jobs) | {"table": stem})
         pages.files += [path, record]
@@ -495,12 +504,12 @@ def _about(jobs: pd.DataFrame) -> str:
     same = [name for name in names if groups.combinations(jobs, [name]) == 1]
     said = [f"{style.setting(name)} {style.names(jobs[name])[jobs[name].iloc[0]]}" for name in same]
     sizes = [*filter(None, map(tables.sizes, jobs["job_folder"].map(str)))]
-    known = {part: [each.get(part, 0) for each in sizes] for part in WORDS}
-    known = {part: counts for part, counts in known.items() if any(counts)}
+    parts = [part for part in WORDS if sizes and all(part in each for each in sizes)]
+    known = {part: [each[part] for each in sizes] for part in parts}
     each = [f"{groups.between(counts)} {WORDS[part]}" for part, counts in known.items()]
     *most, last = each or [""]
     said += [f"{', '.join(most)}{' and ' * bool(most)}{last} examples"] * bool(each)
-    alike = all(len({*counts}) == 1 for counts in known.values())
+    alike = len({tuple(each.items()) for each in sizes}) == 1
     said += ["one split"] * (len(each) > 1 and alike and not groups.split_by(jobs))
     text = ", ".join(said)
     return f" {text[0].upper()}{text[1:]}." if text else ""

@@ -268,7 +268,7 @@ def _marked(every: Sequence[Search]) -> str:
     crosses = f", crosses are {counted(lost, 'trial')} that diverged" if lost else ""
     left = sum(len(each.trials) - len(each.order) for each in every)
     unknown = f"; {counted(left, 'trial')} without a result not shown" if left else ""
-    return f"the best quarter{' of the others' * bool(left)} is filled{crosses}{unknown}"
+    return f"the best quarter{' of those with results' * bool(left)} is filled{crosses}{unknown}"
 
 
 def _along(search: Search, name: str, known: Mapping[Any, int]) -> Numbers:

@@ -110,8 +110,8 @@ def jobs(
 def joined(jobs: pd.DataFrame, inputs: pd.DataFrame) -> pd.DataFrame:
     """Return jobs that are derived from others with the settings of these, another table of jobs:
     `first_model` and so on in place of `first`, the id of a job. Figures then distinguish and
-    average them as any other settings; jobs without an input have none of them. Raises NoResults if
-    no setting is the id of such a job."""
+    average them as any other settings; jobs without an input have none of them, but the task of the
+    others. Raises NoResults if no setting is the id of such a job."""
     of_inputs = inputs.set_index("job_id")[inputs.attrs["settings"]]
     found, names, its_roles = jobs.copy(), {*jobs.attrs["settings"]}, dict(jobs.attrs["roles"])
     nested = [*jobs.attrs.get("nested", ())]
@@ -134,6 +134,13 @@ def joined(jobs: pd.DataFrame, inputs: pd.DataFrame) -> pd.DataFrame:
     if names == {*jobs.attrs["settings"]}:
         raise NoResults("none of their settings is the id of a job in the other table")
     found.attrs = {**jobs.attrs, "settings": sorted(names), "roles": its_roles, "nested": nested}
+    known, given = of_inputs.astype(object).to_dict("index"), {*jobs.attrs["settings"]} - names
+    none = dict.fromkeys(of_inputs)
+    rows = list[dict[Any, Any]]()
+    for row in jobs.attrs.get(UNFINISHED, ()):
+        own = {n: known.get(row.get(n), none) for n in given}
+        rows.append(row | {f"{n}_{k}": value for n in given for k, value in own[n].items()})
+    found.attrs[UNFINISHED] = Rows(rows)
     return found
 
 
@@ -263,7 +270,8 @@ def times_to(jobs: pd.DataFrame, metric: Measured) -> pd.DataFrame:
         raise NoResults(f"{(~known).sum()} of {len(jobs)} jobs have no {without}; {CURE}")
     target = metric.declared.target
     assert target is not None
-    there = values[metric.sign * values["value"] >= metric.sign * target]
+    is_there = metric.sign * values["value"] >= metric.sign * target
+    there = values[is_there & np.isfinite(values["value"])]
     if there.empty:
         cure = "train longer or declare another target in METRICS"
         raise NoResults(f"no job has reached a {metric} of {metric.goal}; {cure}")
@@ -313,7 +321,8 @@ def _settings(
                 v if isinstance(v, str) or (name not in each and v is None) else text
                 for v, text, each in zip(values, texts, params, strict=True)
             ]
-        if bool in (kinds := {*map(type, values)}) and kinds & {int, float}:  # 1 is True for Python
+        types = {*readers[name].types} if name in readers else {*map(type, values)}
+        if bool in types and types & {int, float}:  # 1 is True for Python
             values = [v if v is None else flags.as_text(v) for v in values]
         # 1e30 is stored with all its digits, and too large for a column of integers.
         large = any(isinstance(value, int) and abs(value) >= 2**63 for value in values)

@@ -143,7 +143,7 @@ class Host:
         secret = {p.name for p in links if any(map(privacy.is_secret, (p, p.resolve())))}
         left_out = [f"--exclude={name}" for name in secret]
         beside = json.loads((code / layout.FROZEN).read_bytes())["ignored"]
-        data = [n for n in beside if "/" not in n and (code / n).is_symlink()]  # a host has its own
+        data = [name for name in beside if _is_data(code, name)]  # of which a host has its own
         left_out += ["--exclude=/" + re.sub(r"[][*?\\]", r"\\\g<0>", name) for name in data]
         there = f"{self.name}:{self.folder}/code/"
         return _heard(rsync("--copy-unsafe-links", *left_out, f"{code}/", there))[1]
@@ -183,6 +183,14 @@ class Host:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(AGAIN)
             self._process.kill()
+
+
+def _is_data(code: Path, name: str) -> bool:
+    """Whether what git ignores is only linked into a copy of the code, and is no file in a folder
+    of the code that others may read."""
+    link = code / name
+    is_part = "/" in name and link.is_file() and not privacy.is_private(link)
+    return link.is_symlink() and not is_part
 
 
 def _versions() -> dict[str, str]:

@@ -214,7 +214,7 @@ def take_snapshot(target: Path) -> None:
             shutil.copytree(ENGINE, target / ENGINE.name)
     except OSError as error:
         raise SettingsError(f"the code cannot be copied: {cause(error)}") from error
-    about = {**provenance.version(), "files": [*map(str, paths)], "ignored": ignored}
+    about = {**provenance.version(), "files": sorted(map(str, paths)), "ignored": ignored}
     (target / layout.FROZEN).write_text(json.dumps(about), "utf-8")  # last: see keep_written
 
 

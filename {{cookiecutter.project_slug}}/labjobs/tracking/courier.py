@@ -312,7 +312,9 @@ def sync(runs_root: Path, known: Known | None = None, as_json: bool = False) -> 
     `known` what the store has, it is compared with the journals, whatever was sent before: it may
     be another store by now, a backup, or someone has changed it. What was sent is printed, if
     wanted `as_json`."""
+    sent = list[str]()
     if known and known.problem:
+        _print_sent(sent, None, as_json)
         line = f"{known.problem}; python jobs.py sync sends what is left"
         return leave(exit_status.NOT_UPLOADED, line)
 
@@ -328,7 +330,6 @@ def sync(runs_root: Path, known: Known | None = None, as_json: bool = False) -> 
     folders = [file.parent for file in sorted(runs_root.glob(f"*/*/{layout.JOURNAL}"))]
     left = [each for each in folders if missing(each) or changed(each) or lacking(each)]
     left = [folder for folder in left if not locks.held(folder / layout.LOCK)]
-    sent = list[str]()
     for folder in left:
         try:
             if delivered(folder):
@@ -345,6 +346,7 @@ def sync(runs_root: Path, known: Known | None = None, as_json: bool = False) -> 
         except PermissionError as error:  # the folder of another user
             leave(exit_status.FAILED, f"job {folder.parent.name} cannot be sent: {cause(error)}")
         except Exception as error:
+            _print_sent(sent, len(left), as_json)
             line = f"{len(sent)} of {len(left)} attempts sent; the tracking store: {reason(error)}"
             return leave(exit_status.NOT_UPLOADED, f"{line}; python jobs.py sync sends the rest")
         else:
@@ -353,10 +355,16 @@ def sync(runs_root: Path, known: Known | None = None, as_json: bool = False) -> 
                 print(f"job {sent[-1]} sent")
     status = exit_status.DONE if len(sent) == len(left) else exit_status.FAILED
     if as_json:
-        print(json_of({"sent": sent, "missing": len(left) - len(sent)}))
+        _print_sent(sent, len(left), as_json)
         return status
     line = f"{len(sent)} of {len(left)} attempts sent" if left else "the tracking store has all"
     return leave(status, line)
+
+
+def _print_sent(sent: Sequence[str], of: int | None, as_json: bool) -> None:
+    """Print as JSON which attempts were sent, and how many are missing still, None if unknown."""
+    if as_json:
+        print(json_of({"sent": sent, "missing": None if of is None else of - len(sent)}))
 
 
 def _files_of(folder: Path) -> list[str]:
