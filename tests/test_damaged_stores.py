@@ -58,6 +58,14 @@ def test_a_job_whose_results_are_lost_is_unsent(project):
     assert "the tracking store does not have 3 jobs that ran here" in drawn.stderr
 
 
+def test_captions_say_how_many_jobs_the_store_lacks(project):
+    DAMAGES["a run is deleted"](project)
+    drawn = succeeded(project.do("python", "plot.py", "--format", "png"))
+    assert "the tracking store does not have 1 job that ran here" in drawn.stderr
+    caption = (project.root / "figures" / "learning-curves.tex").read_text()
+    assert "1 job that ran here is not in the store, and so not counted." in caption
+
+
 def test_random_changes_of_the_store_are_undone(project, pytestconfig):
     before, chance = stores.content(project), random.Random(0)
     for _ in range(pytestconfig.getoption("store_changes") // 20):
