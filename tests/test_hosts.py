@@ -139,6 +139,55 @@ def test_jobs_that_wait_for_others(here: Project, tmp_path: Path) -> None:
             assert here.journalled(job) == alone.journalled(job)
 
 
+BRING = """
+from pathlib import Path
+from labjobs.sweeps import hosts, states
+states.take_snapshot(Path("copy"))
+host = hosts.Host("near")
+host.folder = Path("there").absolute()
+print(host._bring(Path("copy"), "rsync"))
+"""
+
+
+def test_a_host_gets_no_secrets_and_of_what_git_ignores_only_files_of_the_code(
+    project: Project, tmp_path: Path
+) -> None:
+    own = project.copy(tmp_path / "project")
+    (tmp_path / "ssh").write_text(
+        '#!/bin/sh\nuntil [ "$1" = near ]; do shift; done; shift; exec "$@"\n'
+    )
+    (tmp_path / "ssh").chmod(0o755)
+    own.env |= {"PATH": f"{tmp_path}:{own.env['PATH']}"}
+    if not shutil.which("rsync"):
+        debian.install("rsync")
+    succeeded(own.do("git", "init", "--quiet"))
+    with (own.root / ".gitignore").open("a") as file:
+        file.write("*.so\n*.key\n/ops/private/\n/weights.pt\n")
+    names = (
+        "ops/a.py",
+        "ops/a.so",
+        "ops/b.key",
+        "ops/private/c.txt",
+        "weights.pt",
+        "data/d",
+        ".env",
+    )
+    for name in names:
+        (own.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (own.root / name).touch()
+    (own.root / "ops" / "b.key").chmod(0o600)
+    (own.root / "ops" / "gone.so").symlink_to("nowhere")
+    (own.root / "there" / "code").mkdir(parents=True)
+    assert succeeded(own.do("python", "-c", BRING)).stdout == "\n"
+    found = {path.relative_to(own.root / "there/code") for path in own.root.glob("there/code/**/*")}
+    assert {*map(Path, ("ops", "ops/a.py", "ops/a.so"))} == {
+        p for p in found if p.parts[0] == "ops"
+    }
+    assert not {*map(Path, ("weights.pt", "data", ".env"))} & found
+    copied = {path.name for path in own.root.glob("copy/ops/*")}
+    assert {"a.so", "b.key", "private"} <= copied  # which only links to them
+
+
 def test_what_a_host_lacks(here: Project, tmp_path: Path) -> None:
     """One line for each host, and nothing is started."""
     write_grid(here.root, JOB)
