@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import debian
 import pytest
 from faults import OFTEN, Project, assert_as_undisturbed, ended, kill, silent, succeeded, wait_until
 from slurms import listed
