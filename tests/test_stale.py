@@ -50,7 +50,7 @@ def test_the_store_alone_tells_as_well(project, fresh):
     fresh.edit("models.py", "256", "128")
     store = {"MLFLOW_TRACKING_URI": f"sqlite:///{project.root}/mlflow.db"}
     said = one_line(fresh.run(*SHORT, **store), 5)
-    assert "was finished with other code (in the store alone)" in said
+    assert "was finished with other code (its record is in another folder)" in said
 
 
 def test_bytecode_that_python_takes_for_current_is_not_what_runs(fresh):

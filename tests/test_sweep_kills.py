@@ -37,6 +37,17 @@ def free(lock: Path) -> bool:
     return subprocess.run(["flock", "--nonblock", str(lock), "true"]).returncode == 0
 
 
+@pytest.mark.parametrize("place", ["grid", "code"])
+def test_where_run_sh_is_killed_before_the_first_job_no_job_goes_on(lab, place):
+    lab.write_grid(*(light(seconds=5)(seed) for seed in range(2)))
+    sweep = lab.start()
+    wait_until(lambda: any(lab.project.root.glob(f".sweeps/*/{place}")))
+    kill(sweep.pid, signal.SIGKILL)
+    wait_until(lambda: "queue" not in processes(of(lab)).values())
+    rows = json.loads(succeeded(lab.sweep("--list", "--json")).stdout)
+    assert not {"running", "finished", "unsent"} & {row["state"] for row in rows}
+
+
 def test_killed_at_random_instants(lab, pytestconfig):
     chance, hit = random.Random(0), Counter[str]()
     jobs = [light(seconds=1)(seed) for seed in range(4)]

@@ -267,7 +267,7 @@ def test_other_jobs_are_named_by_their_ids():
     assert restore(Derived, json.loads(json.dumps(identity(settings)))) == settings
     wanted = "the id of a job, 12 hexadecimal digits or at least its first 4"
     assert refusal(kind=Derived) == f"--first: is missing; it must be {wanted}"
-    assert refusal("--first=1872aa", kind=Derived) == "--first 1872aa: no such job"
+    assert refusal("--first=1872aa", kind=Derived) == "--first 1872aa: no such job here"
     for wrong in ("", "187", FIRST.upper(), f"{FIRST}0"):
         assert "must be the id of a job" in refusal(f"--first={wrong}", kind=Derived)
 
@@ -463,8 +463,8 @@ def test_words_that_look_like_other_values_are_stored_as_they_are():
 @pytest.mark.parametrize(
     ("kind", "line"),
     [
-        (changed(without=["lr"]), "lr=0.5: no longer a setting of this project"),
-        (changed(without=["lr"], former={"lr": 1}), "lr=0.5: no longer a setting of this project"),
+        (changed(without=["lr"]), "lr=0.5: no setting in this settings.py"),
+        (changed(without=["lr"], former={"lr": 1}), "lr=0.5: no setting in this settings.py"),
         (changed(("width", int, 3)), "the job has no value of the setting width, which has no"),
     ],
 )

@@ -204,7 +204,7 @@ def _base(
     tried, or else with the code that ran last, but for code that was tried and was not better.
     Raises SettingsError if there are none."""
     rejected = {t.code for t in known if t.answer in ("worse", "undecided") and not t.flags}
-    found: dict[str, list[tuple[Job, Path]]] = {}
+    found: dict[str, dict[str, tuple[Job, Path]]] = {}  # of each code, by job
     itself = False
     for job in jobs:
         for path in job.attempts:
@@ -215,7 +215,7 @@ def _base(
             if repeat.id == job.id and code_evidence.fits(digest, repeat.code):
                 itself = True
             elif begins or digest not in rejected:
-                found.setdefault(digest, []).append((job, path))
+                found.setdefault(code_evidence.oldest(digest), {})[job.id] = job, path
     if not found and itself:
         raise SettingsError("nothing is tried: code and settings are those of these jobs")
     if not found:
@@ -223,11 +223,12 @@ def _base(
 
     def rank(digest: str) -> tuple[bool, int]:
         """Whether a code is the present one, and when it last ran."""
-        folder = found[digest][0][0].folder
+        each = [*found[digest].values()]
+        folder = each[0][0].folder
         is_present = folder is not None and code_evidence.fits(digest, folder.code)
-        return is_present, max(journal.last_time(path) for _, path in found[digest])
+        return is_present, max(journal.last_time(path) for _, path in each)
 
-    return found[max(found, key=rank)]
+    return [*found[max(found, key=rank)].values()]
 
 
 def _metric(given: str, job: Job, attempt: Path) -> tuple[str, int]:

@@ -187,7 +187,7 @@ def accept(project: Project, given: Namespace) -> int:
     # What is stale by its inputs alone, without changes of its own, counts again when they do.
     own = {job: found for job, found in changes.items() if found}
     known = {job.id: job.folder for job in stale if job.folder and job.id in own}
-    other = "the data has changed, or it is not known what has"
+    other = "the data has changed, or their records are in another folder: publish and adopt them"
     unknown = [job.problem or other for job in stale if changes[job.id] is None]
     if not known and not unknown and not given.json:
         print("no job is stale")

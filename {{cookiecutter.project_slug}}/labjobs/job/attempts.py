@@ -246,7 +246,8 @@ def compare(
     if tags is None:
         change = code_evidence.difference(attempt, code)
     else:
-        change = "" if code_evidence.fits(tags.get("code", ""), code) else "in the store alone"
+        fits = code_evidence.fits(tags.get("code", ""), code)
+        change = "" if fits else "its record is in another folder"
     if change:
         return Evidence(code=change)
     read = None if tags is None else tags.get("data", "")

@@ -126,7 +126,7 @@ def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
             line = f"the job has no value of the setting {name}, which has no neutral one"
             raise SettingsError(line)
     for name, value in left.items():
-        raise SettingsError(f"{name}={as_text(value)}: no longer a setting of this project")
+        raise SettingsError(f"{name}={as_text(value)}: no setting in this settings.py")
     try:
         idle = known.idle(kind(**values))  # which keep their defaults, neutral or not
         return kind(**{n: v for n, v in values.items() if n not in idle or known[n].required})

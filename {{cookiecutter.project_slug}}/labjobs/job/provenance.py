@@ -227,7 +227,7 @@ def other_engine(project: Path) -> str:
         packed = {}
     if packed != {name: data for name, data in _engine_files().items() if _is_compared(name)}:
         cure = "installs that; if it fails, restore the wheel from version control"
-        return f"{used}; `uv sync && source .venv/bin/activate` {cure}"
+        return f"{used}; `uv sync --reinstall-package labjobs && source .venv/bin/activate` {cure}"
     return ""
 
 

@@ -7,7 +7,7 @@ rounded as in the text, or as a percentage.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -33,6 +33,7 @@ UNSEEN = re.compile(
 )
 """What is not text: comments, files, references, and commands such as `\\pm` in `0.93\\pm0.01`."""
 
+PARTS = re.compile(r"\\(?:input|include|subfile)\s*{([^}]*)}")
 INCLUDED = re.compile(r"\\includegraphics\s*(?:\[([^]]*)\])?\s*{([^}]*)}")
 BOXED = re.compile(r"\\(?:resize|scale)box\b(?=.*\\includegraphics)")
 WIDTH = re.compile(r"width\s*=\s*([\d.]*)\s*(\\(?:line|column|text)width|in|cm|mm|pt)")
@@ -45,15 +46,29 @@ INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
 
 
 def findings(paper: Path, figures: Path, of_tables: Path) -> list[str]:
-    """Return what a LaTeX file says that the results do not, each in one line. Raises SettingsError
-    if it cannot be read, or if no tables have been written."""
-    try:
-        text = paper.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"--audit {paper}: cannot be read ({error})") from error
+    """Return what a LaTeX file, or one that it includes, says that the results do not, each in one
+    line. Raises SettingsError if one cannot be read, or if no tables have been written."""
     known = [*_known(figures, of_tables)]
     if not any(of_tables.glob("*.csv")):
         raise SettingsError(f"--audit: no tables in {of_tables}; type python plot.py first")
+    made = {folder.resolve() for folder in (figures, of_tables)}
+    files = [paper]
+    for path in files:  # which grow
+        named = PARTS.findall(re.sub(r"(?<!\\)%.*", "", _read(path)))
+        parts = (paper.parent / (name if Path(name).suffix else f"{name}.tex") for name in named)
+        new = (part for part in parts if part.is_file() and part.resolve().parent not in made)
+        files += [part for part in dict.fromkeys(new) if part not in files]
+    return [line for path in files for line in _findings(path, _read(path), known, figures)]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--audit {path}: cannot be read ({error})") from error
+
+
+def _findings(paper: Path, text: str, known: Sequence[float], figures: Path) -> list[str]:
     body = text.rpartition(r"\begin{document}")[2]
     before = text.count("\n", 0, len(text) - len(body))
     found = []

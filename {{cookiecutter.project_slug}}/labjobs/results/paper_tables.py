@@ -160,6 +160,8 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
     jobs differ from it in exactly one setting, SettingsError for an unknown setting or metric."""
     every = tried(jobs)
     grid = _Grid(every, groups.varied(every))
+    if not grid.by:
+        raise NoResults("no setting varies among the jobs; vary one in run.sh")
     of_tasks = groups.tasks(grid.jobs)
     if not baseline and len(of_tasks) > 1:
         raise NoResults("several tasks have no baseline in common; declare BASELINE in plot.py")

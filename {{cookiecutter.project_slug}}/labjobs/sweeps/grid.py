@@ -182,13 +182,20 @@ def add(grid: Path, jobs: Iterable[Sequence[str]]) -> None:
 def answer(folder: Path) -> None:
     """Answer with the ids of captured jobs until the grid is complete, or run.sh has ended."""
     with (
-        (folder / "asked").open("rb") as asked,
-        (folder / "answered").open("w", encoding="utf-8") as answered,
+        os.fdopen(_opened(folder / "asked", os.O_RDONLY), "rb") as asked,
+        os.fdopen(_opened(folder / "answered", os.O_WRONLY), "w", encoding="utf-8") as answered,
     ):
         for entry in _entries(iter(lambda: _word(asked), None), []):
             with suppress(SettingsError):  # reported once all jobs are known
                 entry.read()
             print(entry.job.id if hasattr(entry, "job") else "", file=answered, flush=True)
+
+
+def _opened(pipe: Path, how: int) -> int:
+    """Open one of run.sh's pipes without waiting for run.sh, which may have been killed."""
+    file = os.open(pipe, how | os.O_NONBLOCK)
+    os.set_blocking(file, True)
+    return file
 
 
 def each(entries: Sequence[Entry], act: Callable[[Entry], object]) -> None:

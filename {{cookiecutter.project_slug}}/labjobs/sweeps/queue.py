@@ -163,7 +163,8 @@ def _last_checkpoint(entry: Entry) -> int:
 
 class Queue:
     """Runs the jobs that are `left` of a grid of `count`, and notes the status of each. What other
-    sweeps have done counts if it was done `since` then, in ns. A cluster may have a `share`.
+    sweeps have done counts if it was done `since` then, in ns. `run_sh` is the pid of run.sh. A
+    cluster may have a `share`.
     `status` is the exit status of a sweep that was asked to stop, and 0 before. run.sh forwards
     Ctrl-C as USR1, and other signals as TERM. Raises SettingsError for a wrong NOTIFY_SECONDS."""
 
@@ -175,6 +176,7 @@ class Queue:
         flags: Flags,
         since: int,
         budget: Budget,
+        run_sh: int,
         share: Share | None = None,
     ) -> None:
         self._quiet = from_environment("NOTIFY_SECONDS", QUIET)
@@ -194,7 +196,7 @@ class Queue:
         self._failed = False
         self._last_look = -SELDOM
         self._sent = 0
-        self._run_sh = os.getppid()
+        self._run_sh = run_sh
 
     def run(self) -> None:
         """Run all jobs. When asked to stop, start no more, and ask the running ones to stop. Raises

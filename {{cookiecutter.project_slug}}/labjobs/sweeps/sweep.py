@@ -43,8 +43,8 @@ class Sweep:
     """A sweep with its flags, and what it holds until it ends: its hosts, the lock of its copy of
     the code, and its budget of time. Raises SettingsError for wrong flags."""
 
-    def __init__(self, folder: Path, words: list[str]) -> None:
-        self.folder, self.grid = folder, folder / "grid"
+    def __init__(self, folder: Path, words: list[str], run_sh: int) -> None:
+        self.folder, self.grid, self.run_sh = folder, folder / "grid", run_sh
         self.flags, self.cluster = flags, cluster = read(words)
         self.hosts, self.lock = Hosts(flags.hosts or ""), states.lock_snapshot(folder)
         self.budget = Budget(3600 * (flags.budget or math.inf) / flags.gpus_per_job)
@@ -171,7 +171,8 @@ class Sweep:
         if self.flags.budget:
             left = self.budget.ordered(left, self._forecast(entries, [gpu for gpu, _ in places]))
         share = Share(self.folder, self.shares_with, since) if self.shares_with else None
-        queue = Queue(left, len(named), places, self.flags, since, self.budget, share)
+        more = self.budget, self.run_sh, share
+        queue = Queue(left, len(named), places, self.flags, since, *more)
         try:
             queue.run()
         except OSError as error:
@@ -402,8 +403,9 @@ def main(folder: Path, words: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     # Absolute, for all that is started.
     os.environ["MLFLOW_TRACKING_URI"] = mlflow_store.store_uri()
+    run_sh = int(os.environ.pop("LABJOBS_RUN_SH"))  # which may have been killed since
     try:
-        return Sweep(folder, words).run()
+        return Sweep(folder, words, run_sh).run()
     except SettingsError as error:
         return leave(exit_status.WRONG, f"run.sh: {error}")
     except OSError as error:

@@ -109,7 +109,7 @@ sweep() {
   trap labjobs_clean_up EXIT
   mkfifo "$labjobs_work"/{asked,answered} || exit 1
   exec 3>&1 5<>"$labjobs_work/asked" 6<>"$labjobs_work/answered" || exit 1
-  "$labjobs_python" -m labjobs.sweeps.sweep "$labjobs_work" "$@" 3>&- 5>&- 6>&- &
+  LABJOBS_RUN_SH=$$ "$labjobs_python" -m labjobs.sweeps.sweep "$labjobs_work" "$@" 3>&- 5>&- 6>&- &
   labjobs_planner=$!
   trap 'labjobs_end_planner && exit 130' INT
   trap 'labjobs_end_planner && exit 143' TERM HUP
