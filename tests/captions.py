@@ -809,7 +809,10 @@ SENTENCES: list[tuple[str, Test]] = [
     (r" (\d+) of (\d+) jobs have reached it\.", Caption.have_reached),
     (r" Test intervals are over (.+?)\.(?= |$)", Caption.over),
     (r" Differences are over the repeats that both have\.", Caption.leaves_out),
-    (r" By the same amount in all repeats, so not tested: (.+?)\.(?= [A-Z]|$)", Caption.constant),
+    (
+        r" Differ by the same amount in all repeats, so not tested: (.+?)\.(?= [A-Z]|$)",
+        Caption.constant,
+    ),
     (r" No finite test [\w-]+, which counts as the worst: (.+?)\.(?= |$)", Caption.untested),
     (
         r" Fewer than 3 repeats, so neither interval nor comparison: (.+?)\.(?= [A-Z]|$)",

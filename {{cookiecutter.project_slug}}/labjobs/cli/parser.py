@@ -71,9 +71,8 @@ def _whole(flag: Flag, text: str, runs: Path) -> str:
         return text
     found = [*runs.glob(f"{begin}*")]
     if len(found) != 1:
-        wrong = (
-            f"{len(found)} job ids begin with it; give more digits" if found else "no such job here"
-        )
+        several = f"{len(found)} job ids begin with it; give more digits"
+        wrong = several if found else "no such job here"
         raise SettingsError(f"{option(flag.name)} {begin}: {wrong}")
     return text.replace(begin, found[0].name)
 

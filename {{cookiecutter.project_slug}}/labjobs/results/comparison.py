@@ -219,7 +219,7 @@ class Comparison:
         said = f" Test intervals are over {known}.{why * bool(few)}" if known else ""
         said += SHARED * any(each.left_out for each in found.values())
         if same := [name for name, each in found.items() if each.is_constant]:
-            said += f" By the same amount in all repeats, so not tested: {listed(same)}."
+            said += f" Differ by the same amount in all repeats, so not tested: {listed(same)}."
         return said + self._untested
 
     @property
