@@ -95,7 +95,7 @@ def test_other_programs_can_read_what_commands_print(project, published, tmp_pat
     because = ("accept", "--because", "a test")
     (accepted,) = answer(*because)["accepted"]
     assert accepted == {"definition": "models.MLP", "jobs": jobs, "replayed": {}}
-    assert answer(*because) == {"accepted": [], "jobs": []}
+    assert answer(*because) == {"accepted": [], "jobs": [], "running": []}
 
 
 @pytest.mark.long
