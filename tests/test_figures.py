@@ -836,6 +836,11 @@ def test_a_paper_is_compared_with_the_results(draw, plot, tmp_path):
         f"{paper}:9: ranking is included at 200%, with text of 18.0 pt",
         f"{paper}:10: ranking is included with \\resizebox, which may rescale its text",
     ]
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "one.tex").write_text(f"It has {known}, not 0.54321.\n")
+    paper.write_text("\\begin{document}\n\\input{parts/one} % \\include{parts/two}\n")
+    status, out, _ = plot("--audit", paper, "--out", tmp_path)
+    assert (status, out) == (1, f"{tmp_path}/parts/one.tex:1: no result is 0.54321\n")
 
 
 def test_the_checklist_counts_what_was_tried(draw, plot, store):
