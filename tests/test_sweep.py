@@ -23,6 +23,7 @@ from labjobs.errors import SettingsError
 from labjobs.layout import JOURNAL
 from labjobs.sweeps import options
 from labjobs.sweeps.gpus import Gpu
+from labjobs.sweeps.grid import STARTED
 from labjobs.sweeps.queue import Worker
 from labjobs.sweeps.starter import Starter
 from sweeps import SETTINGS, Lab, light, pretend_slurm, write_grid, write_lines
@@ -302,7 +303,6 @@ UNKNOWN = "no such flag; see --help"
         ("--on a,b,local", "--on a,b,local: one cluster at a time, and local"),
         ("--cost", "--cost: only with --list"),
         ("--only failed --watch", "--only: not with --watch"),
-        ("--only stale", "--only stale: only with --list"),
         ("--budget 0", "--budget 0: must be above 0"),
         ("--budget two", "--budget two: must be none or a number"),
         ("--budget 2 --list", "--budget: not with --list or --watch"),
@@ -327,6 +327,7 @@ def test_wrong_flags_are_said(flags, said):
     [
         ("--fail-fats", "--fail-fats: no such flag; did you mean --fail-fast?"),
         ("--json", "--json: only with --list"),
+        ("--only stale", f"--only stale: such jobs are not run; known: {', '.join(STARTED)}"),
         ("--gpus 3", "--gpus 3: nvidia-smi does not list this GPU"),
     ],
 )

@@ -295,10 +295,9 @@ def adopt(project: Project, given: argparse.Namespace) -> int:
         if attempts.status_of(project.runs_root / name) != "finished":
             line = f"jobs.py: {name} is already here, but not finished: continue it, or remove it"
             status = leave(exit_status.FAILED, line)
-    plain = argparse.Namespace(json=False)
-    status = inventory.sync(project, plain) or status
+    status = inventory.sync(project, argparse.Namespace(json=False)) or status
     if chosen := random.sample(sorted(new), min(given.spot_check, len(new))):
-        wanted = argparse.Namespace(**vars(plain), what=chosen, seed=None, command="audit")
+        wanted = argparse.Namespace(what=chosen, seed=None, json=False, command="audit")
         status = replay.audit_jobs(project, wanted) or status
     return status
 

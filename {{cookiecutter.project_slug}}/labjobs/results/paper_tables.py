@@ -186,19 +186,18 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
             alone = [name for name in changes if each[name] and name not in found]
             some_left_out |= any(one.left_out for one in found.values())
             some_left_out |= any(samples.leaves_out(each[name], base) for name in alone)
-            unpaired = [n for n in alone if not samples.shared_repeats(each[n], base)]
-            pairs = [(each[n], base) for n in unpaired] + [one.of for one in found.values()]
+            pairs = [one.of for one in found.values()]
+            pairs += [samples.compared(each[name], base) for name in alone]
             for pair in pairs:
                 repeats = (one.results.index.to_frame() for one in pair)
                 splits = splits or groups.unlike_splits(repeats)
             known += [base] * base.is_shown
             known += [part for one in found.values() for part in one.of]
             widths = [_scaled(one.estimate.interval, each[n]) for n, one in found.items()]
-            same = [n for n in changes if n in found and found[n].is_constant]
-            constant[f"{task} {metric}".strip()] = [changes[n] for n in same]
-            several = [*alone, *same] if base else []
-            apart_by = [metric.factor * samples.means_apart(each[n], base) for n in several]
-            decimals = None if metric.log else style.decimals(widths, apart_by)
+            same = [changes[name] for name, one in found.items() if one.is_constant]
+            constant[f"{task} {metric}".strip()] = same
+            sizes = [metric.factor * samples.means_apart(*pair) for pair in pairs if all(pair)]
+            decimals = None if metric.log else style.decimals(widths, sizes)
             first = _column({reference: base}, alike)[reference]
             cells = [_change(each[n], base, found.get(n), alike[n], decimals) for n in changes]
             table.add(Column(_title(metric), task), [first, *cells])

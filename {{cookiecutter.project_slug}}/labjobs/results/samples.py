@@ -202,12 +202,17 @@ def _difference(first: Sample, second: Sample) -> Difference:
     return Difference(found, paired, n, (one, other), left_out)
 
 
-def means_apart(first: Sample, second: Sample) -> float:
-    """Return how far a mean is from another one, over the repeats that both have if there are any;
-    the ratio if the metric is logarithmic."""
+def compared(first: Sample, second: Sample) -> tuple[Sample, Sample]:
+    """Return what is compared of two samples with too few repeats for an interval: the repeats that
+    both have, or all if they have none in common."""
     shared = shared_repeats(first, second)
-    each = (_part(first, shared), _part(second, shared)) if shared else (first, second)
-    mine, its = (float(one.of_repeats.interval.mean) for one in each)
+    return (_part(first, shared), _part(second, shared)) if shared else (first, second)
+
+
+def means_apart(first: Sample, second: Sample) -> float:
+    """Return how far a mean is from another one, over what is `compared`; the ratio if the metric
+    is logarithmic."""
+    mine, its = (float(one.of_repeats.interval.mean) for one in compared(first, second))
     return mine / its if first.metric.log else mine - its
 
 

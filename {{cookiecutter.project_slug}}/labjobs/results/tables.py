@@ -112,36 +112,40 @@ def joined(jobs: pd.DataFrame, inputs: pd.DataFrame) -> pd.DataFrame:
     `first_model` and so on in place of `first`, the id of a job. Figures then distinguish and
     average them as any other settings; jobs without an input have none of them, but the task of the
     others. Raises NoResults if no setting is the id of such a job."""
-    of_inputs = inputs.set_index("job_id")[inputs.attrs["settings"]]
     found, names, its_roles = jobs.copy(), {*jobs.attrs["settings"]}, dict(jobs.attrs["roles"])
-    nested = [*jobs.attrs.get("nested", ())]
-    tasks = [each for each, role in inputs.attrs["roles"].items() if role == "task"]
+    nested, rows = [*jobs.attrs.get("nested", ())], [*jobs.attrs.get(UNFINISHED, ())]
     for name in jobs.attrs["settings"]:
-        known = jobs[name].isin(of_inputs.index)
+        known = jobs[name].isin(inputs["job_id"])
         if known.any() and (known | jobs[name].isin([None, NONE])).all():
-            every = of_inputs if known.all() else of_inputs.astype(object)
-            own = every.reindex(jobs[name])
-            if not known.all():
-                own = own.where(own.notna(), None)
-                for task in tasks:  # that of the others, if there is only one
-                    alike = own[task].dropna().unique()
-                    own[task] = alike[0] if len(alike) == 1 else own[task]
-            own = own.add_prefix(f"{name}_").set_index(jobs.index)
+            own = _of_inputs(jobs[name], inputs).add_prefix(f"{name}_")
             found, names = found.join(own), names - {name} | {*own}
             its_roles |= {f"{name}_{each}": role for each, role in inputs.attrs["roles"].items()}
             of_these = inputs.attrs.get("nested", ()) if known.all() else inputs.attrs["settings"]
             nested += [f"{name}_{each}" for each in of_these]
+            ids = pd.Series([row.get(name) for row in rows], dtype=object)
+            theirs = _of_inputs(ids, inputs).add_prefix(f"{name}_").to_dict("records")
+            rows = [row | more for row, more in zip(rows, theirs, strict=True)]
     if names == {*jobs.attrs["settings"]}:
         raise NoResults("none of their settings is the id of a job in the other table")
     found.attrs = {**jobs.attrs, "settings": sorted(names), "roles": its_roles, "nested": nested}
-    known, given = of_inputs.astype(object).to_dict("index"), {*jobs.attrs["settings"]} - names
-    none = dict.fromkeys(of_inputs)
-    rows = list[dict[Any, Any]]()
-    for row in jobs.attrs.get(UNFINISHED, ()):
-        own = {n: known.get(row.get(n), none) for n in given}
-        rows.append(row | {f"{n}_{k}": value for n in given for k, value in own[n].items()})
     found.attrs[UNFINISHED] = Rows(rows)
     return found
+
+
+def _of_inputs(ids: "pd.Series[Any]", inputs: pd.DataFrame) -> pd.DataFrame:
+    """The settings of the inputs with these ids; where there is none, None, but for the task if all
+    inputs have the same."""
+    settings: pd.DataFrame = inputs.set_index("job_id")[inputs.attrs["settings"]]
+    known = ids.isin(settings.index).all()
+    own: pd.DataFrame = (settings if known else settings.astype(object)).reindex(ids)
+    own = own.set_index(ids.index)
+    if known:
+        return own
+    own = own.where(own.notna(), None)
+    for name, role in inputs.attrs["roles"].items():
+        if role == "task" and settings[name].nunique() == 1:
+            own[name] = settings[name].iloc[0]
+    return own
 
 
 def unfinished(experiment: str, kind: type[Any] | None, script: str) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from labjobs.cli.flags import option
 from labjobs.cli.parser import parse
@@ -19,10 +19,6 @@ from labjobs.sweeps.clusters import SYSTEMS, WARNING, Cluster, expanded
 from labjobs.sweeps.containers import SIF
 
 HERE = "local"  # for --on
-
-Started = Literal["failed", "interrupted", "pending", "unsent"]
-State = Literal[Started, "finished", "stale", "diverged", "paused", "stopped", "running", "queued"]
-"""The states of jobs, and those in which a sweep starts them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +39,7 @@ class Flags:
     """Keep printing the progress of the jobs."""
 
     # Which jobs
-    only: State | None = None
+    only: str | None = None
     """Run only jobs in this state: failed, interrupted, pending or unsent. With --list: print only
     jobs in this state, whichever it is."""
 
@@ -125,12 +121,10 @@ def read(words: list[str]) -> tuple[Flags, Cluster | None]:
     clusters = [name for name in places if name != HERE]
     away, shares = flags.slurm or clusters, flags.hosts or len(places) > 1
     here = [option(name) for name in ONLY_HERE if getattr(flags, name)]
-    started = (None, *get_args(Started))
     wrong = {
         "--json: only with --list": flags.json and not flags.list,
         "--cost: only with --list": flags.cost and not flags.list,
         "--only: not with --watch": flags.only and flags.watch,
-        f"--only {flags.only}: only with --list": not (flags.list or flags.only in started),
         "--budget: not with --list or --watch": flags.budget and (flags.list or flags.watch),
         "--at-most: only with --on or --slurm": flags.at_most and not away,
         "--piece: only with --on or --slurm": flags.piece and not away,

@@ -21,7 +21,7 @@ from typing import Any, Literal, NoReturn
 from labjobs import exit_status, files, layout, settings
 from labjobs.cli.flags import of as settings_flags
 from labjobs.distributed import ranks
-from labjobs.errors import SettingsError, cause
+from labjobs.errors import SettingsError, cause, require_known
 from labjobs.files import PROJECT
 from labjobs.job import attempts, identity, provenance, terminal
 from labjobs.job.runtime import Runtime
@@ -46,6 +46,9 @@ class Sweep:
     def __init__(self, folder: Path, words: list[str], run_sh: int) -> None:
         self.folder, self.grid, self.run_sh = folder, folder / "grid", run_sh
         self.flags, self.cluster = flags, cluster = read(words)
+        if flags.only:
+            line = "--only {}: no such state" if flags.list else "--only {}: such jobs are not run"
+            require_known([flags.only], states.STATES if flags.list else STARTED, line)
         self.hosts, self.lock = Hosts(flags.hosts or ""), states.lock_snapshot(folder)
         self.budget = Budget(3600 * (flags.budget or math.inf) / flags.gpus_per_job)
         self.only_shown = flags.list or flags.watch

@@ -313,10 +313,15 @@ def sync(runs_root: Path, known: Known | None = None, as_json: bool = False) -> 
     be another store by now, a backup, or someone has changed it. What was sent is printed, if
     wanted `as_json`."""
     sent = list[str]()
+
+    def end(status: int, line: str, unsent: int | None) -> int:
+        if as_json:
+            print(json_of({"sent": sent, "missing": unsent}))
+        return leave(status, line) if status or not as_json else status
+
     if known and known.problem:
-        _print_sent(sent, None, as_json)
         line = f"{known.problem}; python jobs.py sync sends what is left"
-        return leave(exit_status.NOT_UPLOADED, line)
+        return end(exit_status.NOT_UPLOADED, line, unsent=None)
 
     def changed(attempt: Path) -> bool:
         return bool(known and known.changed(attempt))
@@ -346,25 +351,16 @@ def sync(runs_root: Path, known: Known | None = None, as_json: bool = False) -> 
         except PermissionError as error:  # the folder of another user
             leave(exit_status.FAILED, f"job {folder.parent.name} cannot be sent: {cause(error)}")
         except Exception as error:
-            _print_sent(sent, len(left), as_json)
             line = f"{len(sent)} of {len(left)} attempts sent; the tracking store: {reason(error)}"
-            return leave(exit_status.NOT_UPLOADED, f"{line}; python jobs.py sync sends the rest")
+            line += "; python jobs.py sync sends the rest"
+            return end(exit_status.NOT_UPLOADED, line, len(left) - len(sent))
         else:
             sent.append(f"{folder.parent.name}/{folder.name}")
             if not as_json:
                 print(f"job {sent[-1]} sent")
-    status = exit_status.DONE if len(sent) == len(left) else exit_status.FAILED
-    if as_json:
-        _print_sent(sent, len(left), as_json)
-        return status
     line = f"{len(sent)} of {len(left)} attempts sent" if left else "the tracking store has all"
-    return leave(status, line)
-
-
-def _print_sent(sent: Sequence[str], of: int | None, as_json: bool) -> None:
-    """Print as JSON which attempts were sent, and how many are missing still, None if unknown."""
-    if as_json:
-        print(json_of({"sent": sent, "missing": None if of is None else of - len(sent)}))
+    unsent = len(left) - len(sent)
+    return end(exit_status.FAILED if unsent else exit_status.DONE, line, unsent)
 
 
 def _files_of(folder: Path) -> list[str]:
