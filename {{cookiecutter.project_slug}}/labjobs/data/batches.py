@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures.thread import _threads_queues
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from functools import partial
 from itertools import count, islice
@@ -330,7 +330,8 @@ def _unsent(queue: "Queue[Any]", error: BaseException, sent: tuple[Any, ...]) ->
         line = f"a batch cannot be passed from a loader's process ({said}); collate and the "
         line += "dataset have to return what can be pickled, such as tensors, numbers and strings"
     failed = ExceptionWrapper((JobError, JobError(line), None), "in a loader's process")
-    queue.put((sent[0], failed, *sent[2:]))
+    with suppress(ValueError):  # closed: another process has failed, and nobody waits any more
+        queue.put((sent[0], failed, *sent[2:]))
 
 
 class Readers:
