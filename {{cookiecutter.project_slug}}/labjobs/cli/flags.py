@@ -273,9 +273,10 @@ def _of(kind: type) -> Flags:
     return flags
 
 
-def of(kind: type) -> Flags:
-    """Return the flags of a settings dataclass. Raises SettingsError if it cannot have any."""
-    return _of(kind)  # through a cache, whose type mypy does not know
+def of(kind: type | None) -> Flags:
+    """Return the flags of a settings dataclass; none if there is no class, as of a script that is
+    gone. Raises SettingsError if it cannot have any."""
+    return _of(kind) if kind else Flags({}, {})  # through a cache, whose type mypy does not know
 
 
 def _flag(field: Field[Any], annotation: Any) -> Flag:

@@ -21,15 +21,7 @@ from labjobs.cli.flags import as_plain
 from labjobs.job.terminal import counted as number_of
 from labjobs.results import groups, tables
 from labjobs.results.intervals import NEEDED
-from labjobs.results.metrics import (
-    CURE,
-    THROUGHPUT,
-    Measured,
-    NoResults,
-    Part,
-    chooser,
-    shown,
-)
+from labjobs.results.metrics import CURE, THROUGHPUT, Measured, NoResults, Part, chooser, shown
 from labjobs.results.samples import SHARED, Difference, Sample, differences, either, over, sample
 from labjobs.results.style import Look, looks, settings
 
@@ -172,9 +164,8 @@ class Comparison:
 
     def _counted(self, said: str, jobs: pd.DataFrame, lost: "pd.Series[bool]") -> str:
         """A sentence about those of the jobs that have lost something, by their settings."""
-        alike = [(own, name) for name, own in groups.groups(jobs, self.by).items()]
-        counts = [(int(lost[own.index].sum()), own, name) for own, name in alike]
-        parts = [_of(*each) for each in counts if each[0]]
+        alike = groups.groups(jobs, self.by).items()
+        parts = [_of(n, own, name) for name, own in alike if (n := int(lost[own.index].sum()))]
         parts = parts if len(parts) <= MOST else [_of(int(lost.sum()), jobs)]
         return f" {said}: {'; '.join(parts)}." * bool(parts)
 

@@ -4,7 +4,6 @@ Numbers with a decimal point are looked for in the tables and captions that plot
 rounded as in the text, or as a percentage.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -107,11 +106,10 @@ def _scaled(line: str, figures: Path) -> Iterator[str]:
     """Figures of the project that a line includes with another width than their own."""
     box = BOXED.search(line)
     for options, name in INCLUDED.findall(line):
-        record = figures / f"{Path(name).stem}.json"
-        if not (options or box) or not record.exists():
+        about = read_json(figures / f"{Path(name).stem}.json")
+        if not about or not (options or box):
             continue
         options = box[0] if box else f"[{options}]"
-        about = json.loads(record.read_text("utf-8"))
         venue = style.named(about.get("venue", ""))
         cure = f"include it without {options}, or draw it for another --venue"
         scale = None if box else _scale(options, venue, about["inches"][0])

@@ -108,7 +108,7 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
         compared[task] = comparison.compare(voting, along=by, metric=metrics[0])
     best = {task: grid.first(each.jobs) for task, each in compared.items()}
     kept = [first for first, _ in best.values()]
-    names, fewer = (grid.names, "") if rows else grid.fewer(grid.names, kept)
+    names, fewer = ([*grid.settings], "") if rows else grid.fewer([*grid.settings], kept)
     table = Table(grid.corner, rows={name: [] for name in names})
     table.what = f"{WORDS.get(metrics[0].part or '', '')} results".strip().capitalize()
     every, constant = list[Sample](), dict[str, list[str]]()
@@ -214,7 +214,7 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
         level = "5% level for all rows of a column together"
         table.about += f" Bold: what can be told from no difference ({level})."
     table.about += _constant(constant, "the baseline")
-    if further := len(grid.names) - len(once) - 1:
+    if further := len(grid.settings) - len(once) - 1:
         table.about += f" Not shown: {counted(further, 'setting')} with more than one change."
     table.about += fewer + others + _confirmed(table, grid.jobs)
     return table
@@ -231,7 +231,7 @@ def cost(jobs: pd.DataFrame, rows: Sequence[str] = ()) -> Table:
     if not names:
         raise NoResults("the jobs have no record of what they cost")
     grid = _Grid(jobs, by)
-    shown, fewer = (grid.names, "") if rows else grid.fewer(grid.names)
+    shown, fewer = ([*grid.settings], "") if rows else grid.fewer([*grid.settings])
     alike = {name: jobs[grid.labels == name] for name in shown}
     table = Table(grid.corner, rows={name: [] for name in alike})
     table.add(Column("jobs"), [Cell(str(len(found))) for found in alike.values()])
@@ -302,10 +302,6 @@ class _Grid:
         every = groups.groups(self.jobs, self.by)
         kept = self.jobs[self.by].astype(object)  # else 64 beside 0.1 would be 64.0
         return {name or ALL: kept.loc[found.index[0]] for name, found in every.items()}
-
-    @property
-    def names(self) -> list[str]:
-        return [*self.settings]
 
     def fewer(self, names: list[str], kept: Sequence[str] = ()) -> tuple[list[str], str]:
         """Return as many rows as MOST_ROWS allows, those that are `kept` and those with the best

@@ -337,7 +337,7 @@ def _write(pages: _Pages, found: _Found, printed: Mapping[str, Tabulating], scri
             caption += _about(jobs) + _differences(jobs, found.mixed) + found.counts()
             if pages.write(table, name, name, caption, jobs):
                 written[name] = table
-    both = {"results.tex": table_files.macros(written), "jobs.csv": table_files.as_csv(found.tried)}
+    both = {"results.tex": table_files.macros(written), "jobs.csv": found.tried.to_csv(index=False)}
     for name, content in both.items() if written else ():
         stem, _, kind = name.partition(".")
         stem = stem if script == DEFAULT else f"{stem}-{script}"

@@ -33,7 +33,7 @@ def save(table: Table, stem: Path, caption: str, about: dict[str, Any], venue: V
     texts = {"tex": _tabular(table), "caption.tex": f"{HEAD}\n{label}\n"}
     # Whole numbers stay whole.
     records = pd.DataFrame(table.records or [*_written(table)], dtype=object)
-    texts |= {"md": _markdown(table, caption), "csv": as_csv(records)}
+    texts |= {"md": _markdown(table, caption), "csv": records.to_csv(index=False)}
     for kind, content in texts.items():
         files.write_text(stem.with_name(f"{stem.name}.{kind}"), content)
     files.write_json(stem.with_name(f"{stem.name}.json"), about)
@@ -48,11 +48,6 @@ def _written(table: Table) -> Iterator[dict[str, str]]:
             head = f"{column.task} {column.title}".strip()
             row |= {head: cell.text} | ({f"{head} ±": cell.half} if cell.half else {})
         yield row
-
-
-def as_csv(rows: pd.DataFrame) -> str:
-    """Return rows as CSV; what is unknown is empty."""
-    return rows.to_csv(index=False, lineterminator="\n")
 
 
 def macros(tables: Mapping[str, Table]) -> str:

@@ -48,7 +48,6 @@ is none. No setting can have a name with a space."""
 
 COSTS = ("gpu_hours", "cpu_hours")  # metrics that jobs without results have too
 CODE, DATA = "digest of the code", "digest of the data"  # columns, which no setting can be
-OWN = ("job_id", "run_id", "ended", "diverged")  # columns besides settings, metrics and tags
 
 
 def jobs(
@@ -88,19 +87,19 @@ def jobs(
         tags, metrics = job["tags"], job["metrics"]
         if job["diverged"]:
             metrics = {name: metrics[name] for name in COSTS if name in metrics}
-        own = {key: value for key, value in job.items() if key in OWN}
+        own: dict[str, Any] = {key: job[key] for key in ("job_id", "run_id", "diverged", "ended")}
         own |= {"hardware": tags.get("device", "unknown"), DECLARED: tags.get("metrics", "{}")}
-        own |= {CODE: tags.get("code", ""), DATA: tags.get("data", "")}
-        rows.append(tags | metrics | own | {SEARCH: _draw(tags)})
+        own |= {CODE: tags.get("code", ""), DATA: tags.get("data", ""), SEARCH: _draw(tags)}
+        rows.append(tags | metrics | own)
     table = pd.DataFrame(rows)
     table["stale"] = [bool(evidence.change) for _, evidence in chosen]
     table["unchecked"] = [evidence.unchecked for _, evidence in chosen]
     settings = _settings(found, found, kind)
     for name, values in settings.items():
         table[name] = pd.Series(values, dtype=object if None in values else None)
-    known = flags.of(kind) if kind else None
-    nested = [*known.when, *known.replacing] if known else []
-    table.attrs |= {"settings": sorted(settings), "roles": roles(kind), "nested": nested}
+    known = flags.of(kind)
+    table.attrs |= {"settings": sorted(settings), "roles": roles(kind)}
+    table.attrs["nested"] = [*known.when, *known.replacing]
     table.attrs["experiment"] = experiment
     if kind:
         table.attrs[DECLARED] = json.dumps(as_plain(identity.read(script).metrics))
@@ -302,10 +301,8 @@ def _settings(
     for job in sorted(every, key=lambda job: job["ended"]):  # the newest counts
         older |= json.loads(job["tags"].get("neutral", "{}"))
         renamed |= json.loads(job["tags"].get("former", "{}"))
-    renamed |= identity.since(kind)["former"] if kind else {}  # today's is newer still
-    readers = {name: flag.reader for name, flag in (flags.of(kind) if kind else {}).items()}
-    # Settings that are words, such as `1` or `[1, 2]`, and whether they may be None.
-    words = {name: "none" in each.words for name, each in readers.items() if each.types == [str]}
+    known = flags.of(kind)
+    renamed |= {before: name for name, before in known.formerly.items()}  # newer still
 
     @cache
     def today(name: str) -> str:
@@ -318,21 +315,21 @@ def _settings(
     for name in {*older, *(today(name) for job in every for name in job["params"])}:
         texts = [each.get(name, str(older.get(name))) for each in params]
         values = [stored_jobs.fresh_value(text) for text in texts]
-        if name in words:
-            values = [None if text == "None" and words[name] else text for text in texts]
+        declared = known[name].reader.types if name in known else None
+        if declared == [str]:  # words, even `1` or `[1, 2]`
+            values = [text if known.is_word(name, text) else None for text in texts]
         elif any(isinstance(value, str) for value in values):
             values = [
                 v if isinstance(v, str) or (name not in each and v is None) else text
                 for v, text, each in zip(values, texts, params, strict=True)
             ]
-        types = {*readers[name].types} if name in readers else {*map(type, values)}
+        types = {*map(type, values)} if declared is None else {*declared}
         if bool in types and types & {int, float}:  # 1 is True for Python
             values = [v if v is None else flags.as_text(v) for v in values]
         # 1e30 is stored with all its digits, and too large for a column of integers.
         large = any(isinstance(value, int) and abs(value) >= 2**63 for value in values)
         settings[name] = [float(v) if large and isinstance(v, int) else v for v in values]
-    if kind:
-        _leave_out(settings, params, flags.of(kind).when)
+    _leave_out(settings, params, known.when)
     return settings
 
 

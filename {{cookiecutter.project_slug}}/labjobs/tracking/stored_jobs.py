@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from labjobs import exit_status, layout
 from labjobs.cli import flags
-from labjobs.cli.flags import Flags, as_text
+from labjobs.cli.flags import as_text
 from labjobs.errors import JobError, SettingsError
 from labjobs.files import CODE, PROJECT, read_record
 from labjobs.job import attempts, code_evidence, data_evidence, identity
@@ -485,7 +485,7 @@ def _settings_of(job: StoredJob, kind: type[Any]) -> Any:
 def plain_settings(job: StoredJob, kind: type[Any] | None) -> dict[str, Any]:
     """Return the settings of a job from their stored texts; `kind` is their class today, None if
     its script is gone."""
-    known, params = flags.of(kind) if kind else Flags({}, {}), job["params"]
+    known, params = flags.of(kind), job["params"]
     now = {before: name for name, before in known.formerly.items()}
     words = {name for name, text in params.items() if known.is_word(now.get(name, name), text)}
     return {n: text if n in words else fresh_value(text) for n, text in params.items()}
