@@ -82,8 +82,7 @@ class Comparison:
     def curves(self, along: str = "step") -> Curves:
         """Return the metric's curves by panel, which the last part distinguishes, and line, along
         one of `tables.ALONG`."""
-        known = groups.having(self.jobs, self.metric.result)
-        curves = tables.curves(known, self.metric.key, along)
+        curves = tables.curves(groups.having(self.jobs, self.metric.result), self.metric.key, along)
         codes, ids = pd.factorize(curves["job_id"])  # to compare each point's id takes long
         found: Curves = {}
         for panel, of_panel in self.rows.items():

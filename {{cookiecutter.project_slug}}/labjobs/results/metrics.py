@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from labjobs.errors import SettingsError, few, require_known
-from labjobs.results.style import metric_label, number, signed
+from labjobs.results.style import number, setting, signed
 from labjobs.settings import Metric, from_plain
 
 Part = Literal["train", "val", "test"]
@@ -143,7 +143,7 @@ def declared(jobs: pd.DataFrame) -> dict[str, Metric]:
     today = _read(jobs.attrs.get(DECLARED, "{}")).items()
     metrics |= {n: m for n, m in today if n in metrics and metrics[n].better == m.better}
     own = metrics.keys() - {*jobs.attrs.get("settings", ())}  # a label may be that of a setting
-    return metrics | {n: replace(metrics[n], label=metric_label(n, metrics[n].label)) for n in own}
+    return metrics | {n: replace(metrics[n], label=setting(n, metrics[n].label)) for n in own}
 
 
 def _read(text: str) -> dict[str, Metric]:

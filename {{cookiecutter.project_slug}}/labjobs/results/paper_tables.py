@@ -121,10 +121,10 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
             each = {name: samples.sample(found, metric) for name, found in alike.items()}
             found = samples.differences(each, first) if metric.part == "test" and first else {}
             every += each.values()
-            whole = [name for name, one in each.items() if not _lost(alike[name], len(one))]
-            same = [n for n in whole if n in found and found[n].is_constant]
-            unclear = [n for n in whole if n in found and not found[n].is_certain]
-            bold = {first, *unclear} - {*same} if found else set()
+            whole = {n: one for n, one in found.items() if not _lost(alike[n], len(each[n]))}
+            same = [name for name, one in whole.items() if one.is_constant]
+            unclear = {name for name, one in whole.items() if not one.is_certain}
+            bold = (unclear | {first}) - {*same} if found else set()
             constant[f"{task} {metric}".strip()] = same
             made = _column(each, alike).items()
             cells = [replace(cell, bold=n in bold, chosen=n == first) for n, cell in made]

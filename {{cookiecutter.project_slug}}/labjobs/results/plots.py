@@ -121,9 +121,8 @@ def points(
                 ax.plot([place] * 2, [low, high], color=look.colour, linewidth=0.7, gid=INTERVAL)
             if len(found) == 1:
                 ax.plot(place, mean, look.marker, color=look.colour, zorder=4, **SINGLE)
-        line = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
-        line |= {} if look.joined else {"linestyle": "none"}
-        ax.plot(*np.reshape(means, (-1, 2)).T, label=name, zorder=3, **line)
+        line: Any = {"color": look.colour, "linestyle": look.line if look.joined else "none"}
+        ax.plot(*np.reshape(means, (-1, 2)).T, marker=look.marker, label=name, zorder=3, **line)
 
 
 def heatmap(ax: Axes, rows: Jobs, x: str, metric: Measured) -> None:
@@ -168,8 +167,7 @@ def _fill_cells(ax: Axes, image: AxesImage, texts: Sequence[str], points: float)
     light = colours[:, :3] @ (0.2126, 0.7152, 0.0722) + 1 - colours[:, 3]  # by Rec. 709
     for place, (each, luminance) in enumerate(zip(texts, light, strict=True)):
         row, column = divmod(place, image.get_size()[1])
-        colour = "black" if luminance > 0.5 else "white"
-        ax.text(column, row, each, color=colour, **text.IN_CELL)
+        ax.text(column, row, each, color="black" if luminance > 0.5 else "white", **text.IN_CELL)
     return True
 
 

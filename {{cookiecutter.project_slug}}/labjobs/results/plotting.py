@@ -261,8 +261,7 @@ def _tried(args: Namespace, kind: type[Any], only: Mapping[str, Any], script: st
         unsent = _name_unsent(args.experiment, script)
     every = tables.jobs(args.experiment, kind, script)
     if args.job:
-        finished = every.loc[~every["diverged"], "job_id"]
-        named = [job for job in finished if job.startswith(args.job)]
+        named = [job for job in every.loc[~every["diverged"], "job_id"] if job.startswith(args.job)]
         if len(named) != 1:
             why = "give more digits of its id" if named else "no finished job has this id"
             raise SettingsError(f"--job {args.job}: {why}")

@@ -167,14 +167,10 @@ def label_settings(labels: Mapping[str, str]) -> None:
     _labels.update(labels)
 
 
-def metric_label(name: str, usual: str) -> str:
-    """Return what LABELS of plot.py calls a metric, or else the usual label."""
-    return _labels.get(name, usual)
-
-
-def setting(name: str) -> str:
-    """Return a setting's name as it is written in a figure."""
-    return _labels.get(name, name.replace("_", " "))
+def setting(name: str, usual: str | None = None) -> str:
+    """Return what LABELS of plot.py calls a setting or a metric; or else its usual label, by
+    default its name."""
+    return _labels.get(name, name.replace("_", " ") if usual is None else usual)
 
 
 def settings(names: Sequence[str]) -> str:

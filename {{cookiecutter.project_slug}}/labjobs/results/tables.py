@@ -265,8 +265,7 @@ def times_to(jobs: pd.DataFrame, metric: Measured) -> pd.DataFrame:
     not say when they first reached the target. Raises NoResults if none has reached it, or if some
     have finished without values of the metric."""
     jobs = jobs[~continuing(jobs)]
-    keys = ("elapsed_seconds", metric.key)
-    seconds, values = (_points(jobs, key, diverged=True) for key in keys)
+    seconds, values = (_points(jobs, key, diverged=True) for key in ("elapsed_seconds", metric.key))
     known = jobs["diverged"] | np.isin(np.arange(len(jobs)), values["row"])
     if not known.all():
         without = f"{metric} ({few(jobs.loc[~known, 'job_id'], 3)})"
