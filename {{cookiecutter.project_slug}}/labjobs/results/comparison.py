@@ -97,11 +97,9 @@ class Comparison:
         """Return the results of the jobs with the same settings: the best first, and at most this
         many. They are results on the metric's part of the data, or on another part. Raises
         NoResults if no job has a result on the metric's own."""
-        every, metric, known = self._ranked, self.metric, self._known
-        first = [name for name in every if name in known]
-        metric = metric.of(part) if part else metric
-        each = {name: sample(every[name], metric) for name in first[:most]}
-        return {name: found for name, found in each.items() if len(found)}
+        metric = self.metric.of(part) if part else self.metric
+        first = [name for name in self._ranked if name in self._known][:most]
+        return {name: found for name in first if (found := sample(self._ranked[name], metric))}
 
     @cached_property
     def _ranked(self) -> dict[str, pd.DataFrame]:

@@ -438,8 +438,7 @@ def importance(jobs: pd.DataFrame) -> Drawn:
     explain by chance."""
     every = searches(jobs)
     names = _drawn(every, PANELS)
-    found = {each: importances(each) for each in every if not each.selected}
-    found = {each: own for each, own in found.items() if own}
+    found = {each: own for each in every if not each.selected and (own := importances(each))}
     if not found:
         why = max(f": {each.selected}" * bool(each.selected) for each in every)
         raise NoResults(f"importances need {ENOUGH} trials that are a sample{why}")
