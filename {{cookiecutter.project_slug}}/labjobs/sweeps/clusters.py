@@ -106,11 +106,12 @@ def expanded(path: str) -> str:
     return os.path.expanduser(os.path.expandvars(path))
 
 
-def ask(*command: str, given: str | None = None) -> str:
-    """Return what a command prints, `given` what it reads. Raises SettingsError if it fails."""
+def ask(*command: str, given: str | None = None, timeout: float | None = None) -> str:
+    """Return what a command prints, `given` what it reads. Raises SettingsError if it fails, and
+    subprocess.TimeoutExpired."""
     how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
     try:
-        done = subprocess.run(command, input=given, **how)
+        done = subprocess.run(command, input=given, timeout=timeout, **how)
     except FileNotFoundError as error:
         raise SettingsError(f"there is no {command[0]} on this machine") from error
     if done.returncode:

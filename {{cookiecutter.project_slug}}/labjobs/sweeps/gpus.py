@@ -19,12 +19,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import starmap
 from pathlib import Path
-from typing import Any
 
 from labjobs import locks, machine
 from labjobs.errors import SettingsError
 from labjobs.files import PROJECT
 from labjobs.job.terminal import counted
+from labjobs.sweeps.clusters import ask
 from labjobs.sweeps.options import from_environment
 
 LOCKS = "/tmp/gpu-locks"
@@ -97,9 +97,8 @@ def on_gpus(gpus: str | None, per_gpu: int = 1, per_job: int = 1) -> list[Gpu]:
     exist, and if a job needs more than there are."""
     devices = named(gpus)
     if 0 < len(devices) < per_job:
-        raise SettingsError(
-            f"--gpus-per-job {per_job}: only {counted(len(devices), 'GPU')} can be used"
-        )
+        only = f"only {counted(len(devices), 'GPU')} can be used"
+        raise SettingsError(f"--gpus-per-job {per_job}: {only}")
     locks = [(device, _make_locks(device, per_gpu)) for device in devices]
     ends = range(per_job, len(locks) + 1, per_job)
     several = [dict(locks[end - per_job : end]) for end in ends]
@@ -111,10 +110,9 @@ def named(gpus: str | None) -> list[str]:
     """Return the GPUs named, else what CUDA_VISIBLE_DEVICES allows, else all. Raises SettingsError
     for one that does not exist."""
     if gpus is not None:
-        devices = _uuids(gpus)
-        if not devices:
-            raise SettingsError(f"--gpus {gpus}: nvidia-smi does not list this GPU")
-        return devices
+        if devices := _uuids(gpus):
+            return devices
+        raise SettingsError(f"--gpus {gpus}: nvidia-smi does not list this GPU")
     if (allowed := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
         return _listed()
     return [each for each in re.findall(r"[^\s,]+", allowed) if each not in machine.NO_GPU]
@@ -124,19 +122,14 @@ def places(
     gpus: str | None, per_gpu: int | None, per_job: int, threads: Iterable[int | str]
 ) -> list[Gpu]:
     """Return the places on this machine where jobs run: its GPUs, or else parts of its CPU, for
-    jobs with these numbers of threads. Raises as `on_gpus`."""
+    jobs with these numbers of threads, or `auto`. Raises as `on_gpus`."""
     if found := on_gpus(gpus, per_gpu or 1, per_job):
         return found
-    most = min(map(at_once, threads))
-    return [Gpu({}) for _ in range(per_gpu or max(1, most // per_job))]
-
-
-def at_once(threads: int | str) -> int:
-    """Return how many jobs, each with this many threads (or `auto`), the CPU does best at once."""
     # One for each core: the threads of one small network wait for each other more than they
     # compute, and much of a short job uses only one thread, as benchmarks/sweeps.py measures.
-    wanted = 1 if isinstance(threads, str) else threads
-    return max(1, min(machine.cores() // wanted, machine.memory() // MEMORY))
+    wanted = max(1 if isinstance(each, str) else each for each in threads)
+    most = min(machine.cores() // wanted, machine.memory() // MEMORY)
+    return [Gpu({}) for _ in range(per_gpu or max(1, most // per_job))]
 
 
 def _listed() -> list[str]:
@@ -198,16 +191,13 @@ def _opened(folder: Path) -> Iterator[int]:
 def nvidia_smi(*words: str) -> str:
     """Return what nvidia-smi prints; empty if it fails or is not installed, or hangs, as it does
     once a GPU has fallen off the bus. Then a line says so, and TERM ends the sweep in time."""
-    how: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
     try:
-        done = subprocess.run(["nvidia-smi", *words], timeout=HANGS, **how)
+        with suppress(OSError, SettingsError):
+            return ask("nvidia-smi", *words, timeout=HANGS)
     except subprocess.TimeoutExpired:
         line = f"nvidia-smi {' '.join(words)}: no answer within {HANGS} s; a GPU may be broken"
         print(line, file=sys.stderr, flush=True)
-        return ""
-    except OSError:
-        return ""
-    return "" if done.returncode else done.stdout
+    return ""
 
 
 def usage(device: str) -> str:
