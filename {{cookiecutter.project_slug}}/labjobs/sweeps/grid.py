@@ -307,8 +307,7 @@ def summary(entries: Sequence[Entry], stopped: int = 0) -> int:
 
 def stopped(entries: Iterable[Entry]) -> list[tuple[Entry, Span]]:
     """Return the jobs that halving has stopped, each with its rung."""
-    each = [(e, e.bracket.stopped_at(e.job)) for e in entries if e.bracket]
-    return [(entry, rung) for entry, rung in each if rung]
+    return [(e, rung) for e in entries if e.bracket and (rung := e.bracket.stopped_at(e.job))]
 
 
 def name(entries: Iterable[Entry], named: Set[str]) -> None:

@@ -13,6 +13,7 @@ is meant to be committed: its jobs are then the same for everybody, as if they s
 import hashlib
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,11 +85,12 @@ class Proposals:
             drawn = search.draws(self.count, self.seed, self.ranges, self.same(1))
             return [Generation([job for job, _ in drawn])]
         text, found = self.path.read_text("utf-8", "replace"), list[Generation]()
-        for line in text.splitlines()[1:]:
-            if line.startswith("# generation"):
-                found.append(Generation([], line.partition("from results ")[2]))
-            elif found:
-                found[-1].jobs.append(_split(line))
+        with suppress(ValueError):  # as in a merge that was not finished
+            for line in text.splitlines()[1:]:
+                if line.startswith("# generation"):
+                    found.append(Generation([], line.partition("from results ")[2]))
+                elif found:
+                    found[-1].jobs.append(shlex.split(line))
         if not text.startswith(self._text([])):
             line = f"is of another {self.words[0]} line; give this one another name"
             raise SettingsError(f"{self.line}: {shown(self.path)} {line}, or remove the file")
@@ -176,10 +178,3 @@ def _check(asked: Proposals) -> None:
 def digest(text: str) -> str:
     """Return a digest of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _split(line: str) -> list[str]:
-    try:
-        return shlex.split(line)
-    except ValueError:  # as in a merge that was not finished
-        return [line]

@@ -127,7 +127,15 @@ def ranges(words: Sequence[str], fixed: Sequence[str]) -> list[Range]:
         pairs = "pairs of a flag and a range, such as --lr 'log 1e-4 1e-1'"
         raise SettingsError(f"search: expects {pairs}")
     found = [parse(flag, text) for flag, text in zip(names, ranges, strict=True)]
-    _check(found, flags(fixed))
+    known = [*(given := flags(fixed))]
+    for each in found:
+        if each.flag in known:
+            twice = "after --" if each.flag in given else "twice"
+            raise SettingsError(f"search: {each.flag}: is drawn, and given {twice}")
+        if each.condition and each.condition.partition("=")[0] not in known:
+            before = "must name a flag that stands before it, or after --"
+            raise SettingsError(f"search: {each.flag}: 'if {each.condition}' {before}")
+        known.append(each.flag)
     return found
 
 
@@ -139,18 +147,6 @@ def flags(words: Sequence[str]) -> dict[str, str]:
             flag, is_one, value = word.partition("=")
             given[flag] = value if is_one else after
     return given
-
-
-def _check(ranges: Sequence[Range], given: Mapping[str, str]) -> None:
-    known = [*given]
-    for each in ranges:
-        if each.flag in known:
-            twice = "after --" if each.flag in given else "twice"
-            raise SettingsError(f"search: {each.flag}: is drawn, and given {twice}")
-        if each.condition and each.condition.partition("=")[0] not in known:
-            before = "must name a flag that stands before it, or after --"
-            raise SettingsError(f"search: {each.flag}: 'if {each.condition}' {before}")
-        known.append(each.flag)
 
 
 # Successive halving: which settings train on, rung by rung. For run.sh's `halving`:
@@ -366,11 +362,10 @@ class Bracket:
             known = [score for job in self._units[unit] for score in self._scores[job]]
             return unit in stopped, -passed[unit], known.count(None)
 
-        ends, places = [*self.halving.rungs, None], [len(self._units)]
-        while len(places) < len(ends):
-            places.append(max(1, len(self._units) // self.halving.factor ** len(places)))
+        ends, count, factor = [*self.halving.rungs, None], len(self._units), self.halving.factor
+        places = [max(1, count // factor**number) for number in range(len(ends))]
         return {
-            job: ends[sum(number < count for count in places) - 1]
+            job: ends[sum(number < each for each in places) - 1]
             for number, unit in enumerate(sorted(self._units, key=place))
             for job in self._units[unit]
         }
