@@ -164,7 +164,8 @@ def main(count: int, hosts: int, nodes: int) -> None:
     share = queue.Share(folder, cluster, since) if nodes else None
     places: list[Any] = [(Place(number), None) for number in range(hosts)]
     begun, used = time.monotonic(), time.process_time()
-    line = queue.Queue(entries, count, places, Flags(), since, Budget(math.inf), share)
+    more = Budget(math.inf), os.getppid(), share
+    line = queue.Queue(entries, count, places, Flags(), since, *more)
     line.run()
     took, used = time.monotonic() - begun, time.process_time() - used
     each = Counter(path for paths in ran.values() for path in paths)

@@ -307,7 +307,8 @@ def _run(
         print(f"{job} started: {shlex.join(words)}", flush=True)
         slurms = UNITS["M"] * int(os.environ.get("SLURM_MEM_PER_NODE") or 0)
         files.write_record(note, {"bytes": cluster.bytes or slurms})
-        running = Running(attempt, words, place, starter, gpu.env, gpu.files)
+        gpu.device = place
+        running = Running(attempt, words, starter, gpu)
     except (OSError, SettingsError) as error:
         return leave(exit_status.FAILED, f"{job} cannot be started: {cause(error)}")
     sent = -AGAIN

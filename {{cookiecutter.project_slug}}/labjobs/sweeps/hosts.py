@@ -211,8 +211,7 @@ def _problem(status: int, said: str) -> str:
     if not status:
         return ""
     lines = [line for line in said.strip().splitlines() if not line.startswith("rsync error")]
-    full = any(NO_SPACE in line for line in lines)
-    return DISK_IS_FULL if full else lines[-1] if lines else f"status {status}"
+    return DISK_IS_FULL if NO_SPACE in said else lines[-1] if lines else f"status {status}"
 
 
 def rsync(*words: str) -> list[str]:
@@ -220,18 +219,14 @@ def rsync(*words: str) -> list[str]:
     return ["rsync", "-rlps", f"--rsh={shlex.join(SSH)}", "--exclude=*.part", *words]
 
 
-class Slot:
-    """A place for one job on a host; it is used like a Gpu. What `files` has, while it is held, is
-    the connection, which the job's process inherits and the host's locks depend on."""
+class Slot(Gpu):
+    """A place for one job on a host. What `files` has, while it is held, is the connection, which
+    the job's process inherits and the host's locks depend on."""
 
     def __init__(self, host: Host, number: int) -> None:
-        self.host, self._number = host, number
-        self.device = f"{host.name} {host.places[number]}"
-        self.env: dict[str, str] = {}
-        self.files: list[int] = []
-        self.why = ""
+        super().__init__({}, number)
+        self.host, self.device = host, f"{host.name} {host.places[number]}"
         self._process: subprocess.Popen[bytes] | None = None
-        self._next_look = 0.0
 
     def take(self) -> bool:
         """Ask for it, if that has not been done; return whether it is held by now."""
@@ -263,9 +258,7 @@ class Slot:
 
     def release(self) -> None:
         """Release it, also if it was only asked for."""
-        for file in self.files:
-            os.close(file)
-        self.files = []
+        super().release()
         if self._process:
             self._process.kill()
             self._process.wait()
@@ -445,8 +438,9 @@ def _serve(
         for message in messages or ():
             if "words" in message:
                 attempt = Path(PROJECT, message["attempt"])
-                env = message["env"] | {ON_HOST: "shared" if shared else "fetched"} | place.env
-                job = Running(attempt, message["words"], place.device, starter, env, place.files)
+                on_host = {ON_HOST: "shared" if shared else "fetched"}
+                place.env = message["env"] | on_host | place.env
+                job = Running(attempt, message["words"], starter, place)
             elif "signal" in message and job:
                 job.send_signal(message["signal"])
             alive = max(alive, message.get("beat", alive))

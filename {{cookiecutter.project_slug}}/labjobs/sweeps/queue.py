@@ -47,7 +47,7 @@ class Worker:
     the last message about why it waits. `size` is that of the job's journal, which last grew when
     it was `heard`, after `longest` at most."""
 
-    gpu: Gpu | Slot
+    gpu: Gpu
     starter: Starter
     running: tuple[Entry, Running] | None = None
     holds: bool = False
@@ -172,7 +172,7 @@ class Queue:
         self,
         left: Sequence[Entry],
         count: int,
-        places: Sequence[tuple[Gpu | Slot, Starter]],
+        places: Sequence[tuple[Gpu, Starter]],
         flags: Flags,
         since: int,
         budget: Budget,
@@ -274,11 +274,10 @@ class Queue:
             self._leave(worker, entry, known)
             return
         entry.set_rung()
-        gpu, words = worker.gpu, shlex.join(entry.words)
-        self._say(entry, f"job {entry.job.id} started on {gpu.device}: {words}")
+        words = shlex.join(entry.words)
+        self._say(entry, f"job {entry.job.id} started on {worker.gpu.device}: {words}")
         try:
-            attempt, starter = entry.job.path, worker.starter
-            job = Running(attempt, entry.words, gpu.device, starter, gpu.env, gpu.files)
+            job = Running(entry.job.path, entry.words, worker.starter, worker.gpu)
             worker.running, worker.size, worker.longest = (entry, job), 0, 0.0
             self._budget.begin(entry)
         except OSError as error:

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +26,7 @@ from labjobs.job import identity, provenance
 from labjobs.job.terminal import leave
 from labjobs.sources import described, unread
 from labjobs.sweeps import containers, grid
+from labjobs.sweeps.gpus import Gpu
 from labjobs.sweeps.grid import Entry
 from labjobs.tracking import courier
 from labjobs.tracking.mlflow_store import ENVIRONMENT
@@ -69,11 +70,9 @@ class Starter:
                 self._keep.append(self._couriers.fileno())
             self._jobs = fork_server.serve(SLOW, code, self._env, self._keep)
 
-    def job(
-        self, words: Sequence[str], output: int, env: Mapping[str, str], keep: Sequence[int]
-    ) -> Process:
-        """Start a job, which holds the files of `keep`. Raises OSError, or SettingsError if there
-        is no image for its container."""
+    def job(self, words: Sequence[str], output: int, gpu: Gpu) -> Process:
+        """Start a job, which holds the locks of its place. Raises OSError, or SettingsError if
+        there is no image for its container."""
         server, folder = self._jobs, PROJECT
         command = [str(self._code / words[0]), *words[1:]]
         if self._processes > 1:
@@ -82,7 +81,7 @@ class Starter:
         python = [sys.executable]
         if self._container:
             python = containers.python(containers.digested(self._container), folder)
-        env, keep = {**self._env, **env}, [*self._keep, *keep]
+        env, keep = self._env | gpu.env, [*self._keep, *gpu.files]
         with open(os.devnull, "rb") as nothing:
             streams = (nothing.fileno(), output, output)
             return fork_server.start(
@@ -119,26 +118,18 @@ PAUSE = 0.05  # seconds between two checks of a job
 
 
 class Running:
-    """A job in its place, such as a GPU, whose locks it holds while it runs. What it prints is kept
-    in output.txt in the folder of its attempt; the last line is shown. Raises OSError, or
-    SettingsError, if it cannot be started."""
+    """A job in its place, whose locks it holds while it runs. What it prints is kept in output.txt
+    in the folder of its attempt; the last line is shown. Raises OSError, or SettingsError, if it
+    cannot be started."""
 
-    def __init__(
-        self,
-        attempt: Path,
-        words: Sequence[str],
-        place: str,
-        starter: Starter,
-        env: Mapping[str, str] = {},
-        locks: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, attempt: Path, words: Sequence[str], starter: Starter, gpu: Gpu) -> None:
         self._label = f"job {attempt.parent.name} "
         self._output = attempt / layout.OUTPUT
         self._output.parent.mkdir(parents=True, exist_ok=True)
         with self._output.open("a", encoding="utf-8") as output:
-            print(f"started on {place}, {time.ctime()}", file=output, flush=True)
+            print(f"started on {gpu.device}, {time.ctime()}", file=output, flush=True)
             self._begun = os.fstat(output.fileno()).st_mtime_ns
-            self._process = starter.job(words, output.fileno(), env, locks)
+            self._process = starter.job(words, output.fileno(), gpu)
         self.send_signal = self._process.send_signal
 
     def status(self) -> int | None:

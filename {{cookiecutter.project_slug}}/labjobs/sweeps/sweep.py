@@ -68,15 +68,15 @@ class Sweep:
             while True:
                 while (status := self._run()) is None:
                     _leave_when_asked()
-                grown = False
-                if not (status or ends_now):
-                    _leave_when_asked()
-                    grown, waiting = self._grow()
-                if waiting and not (grown or status or self.submits_to or self.flags.json):
-                    line = "waits until all jobs before it have results"
-                    return leave(status, f"{waiting[0]} {line}")
+                if status or ends_now:
+                    break
+                _leave_when_asked()
+                grown, waiting = self._grow()
                 if not grown:
-                    return status
+                    break
+            if waiting and not (status or self.submits_to or self.flags.json):
+                leave(status, f"{waiting[0]} waits until all jobs before it have results")
+            return status
         finally:
             self.hosts.close()
             if not self.submits_to:
@@ -196,7 +196,7 @@ class Sweep:
             states.show(entries, self.flags.json, of, [self.flags.only] if self.flags.only else ())
         return exit_status.DONE
 
-    def _forecast(self, entries: list[Entry], places: Sequence[Gpu | Slot]) -> Forecast:
+    def _forecast(self, entries: list[Entry], places: Sequence[Gpu]) -> Forecast:
         """What the jobs take on a cluster, or else in these places."""
         if cluster := self.cluster:
             return Forecast(entries, cluster.at_most or 0, cluster.gpus > 0, max(1, cluster.gpus))
@@ -294,7 +294,7 @@ class Sweep:
 
     def _places(
         self, here: list[Gpu], away: list[Slot], starter: Starter
-    ) -> list[tuple[Gpu | Slot, Starter]]:
+    ) -> list[tuple[Gpu, Starter]]:
         """The places where jobs run, each with what starts them there."""
         on_gpus = any(place.env for place in here)
         checked = files.read_json(self.folder / layout.CHECKED)
@@ -308,12 +308,10 @@ class Sweep:
 
 def _check_confirm(count: str, entries: list[Entry]) -> None:
     """Raise SettingsError for a line `confirm` that means nothing, or follows `breed`."""
-    why = ""
     if not count.isdecimal() or not int(count):
-        why = "expects a number of seeds, such as confirm 5"
-    elif any("length" in entry.drawn for entry in entries):
+        raise SettingsError(f"confirm {count}: expects a number of seeds, such as confirm 5")
+    if any("length" in entry.drawn for entry in entries):
         why = "not after breed, whose jobs go on from others; breed with another --seed"
-    if why:
         raise SettingsError(f"confirm {count}: {why}")
 
 
