@@ -173,7 +173,7 @@ class Following(Attempt):
         return self._failed(error)
 
     def _failed(self, error: BaseException) -> int:
-        if self.processes and self.processes.lost(error):
+        if self._is_lost(error):
             return self._other.follow()
         self._other.fail(cause(error))
         if isinstance(error, SettingsError):  # which process 0 finds too, and says

@@ -70,11 +70,6 @@ class Cluster:
         return {**self.batch.forms, **self.ask}
 
     @property
-    def seconds(self) -> int:
-        """Its time limit; 0 without one."""
-        return sum(int(n) * 60**i for i, n in enumerate(reversed(self.time.split(":"))) if n)
-
-    @property
     def wanted(self) -> list[str]:
         """The options that ask for what its jobs need."""
         given = [(form, vars(self)[key]) for key, form in self.forms.items()]
@@ -215,7 +210,9 @@ def _with_clock(script: str, cluster: Cluster) -> str:
     """A task's script that warns itself before its time limit."""
     if not cluster.time:
         return script
-    clock = f"timeout --foreground --preserve-status -s USR1 {cluster.seconds - WARNING}"
+    hours, minutes, seconds = map(int, cluster.time.split(":"))
+    until = 3600 * hours + 60 * minutes + seconds - WARNING
+    clock = f"timeout --foreground --preserve-status -s USR1 {until}"
     return f"exec {clock} /bin/sh -c {shlex.quote(script)}"
 
 
