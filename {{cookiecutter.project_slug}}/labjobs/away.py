@@ -78,11 +78,8 @@ class Away(Attempt):
         except Gone:
             self._missing(IMPATIENCE)
             raise
-        self._missing(IMPATIENCE)
         line = f"what it has written on {session.host} cannot be fetched: {problem}"
-        return leave(
-            exit_status.FAILED, f"{self.folder.label} {line}; the same command continues it"
-        )
+        return self._ended(exit_status.FAILED, f"{line}; the same command continues it")
 
     def _end(self, status: int) -> int:
         """Deliver the results; return the exit status."""
@@ -96,8 +93,7 @@ class Away(Attempt):
         return self._ended(status)
 
     def _give_back(self, why: str) -> int:
-        self._missing(IMPATIENCE)
-        return leave(exit_status.GIVEN_BACK, f"{self.folder.label} {BACK.format(why)}")
+        return self._ended(exit_status.GIVEN_BACK, BACK.format(why))
 
     def _send(self) -> str:
         """Copy what the job needs there: its inputs and theirs, without which those would look
@@ -134,29 +130,25 @@ class Away(Attempt):
         folder = self.folder
         here, there = f"{folder.path}/", f"{self._runs}/{self._there}/"
         only, copy = "--exclude=*", self._session.copy
-        shared = [f"--include=/{name}/***" for name in layout.SHARED]
+        checkpoint = (f"--include=/{layout.LAST}", only, "--checksum", "--compare-dest=..")
+        growing = (*(f"--include=/{name}" for name in IN_PLACE), only, "--inplace")
         left_out = (*STAY, *IN_PLACE, layout.LOCK, *layout.CHECKPOINTS)
         others = [*(f"--exclude=/{name}" for name in left_out), f"--filter=H /{layout.OUTCOME}"]
-        (folder.path / ARRIVING).mkdir(exist_ok=True)
+        shared = (*(f"--include=/{name}/***" for name in layout.SHARED), only, "--ignore-existing")
+        arriving = folder.path / ARRIVING
+        arriving.mkdir(exist_ok=True)
         problem = (
-            copy(
-                *(f"--include=/{layout.LAST}", only, "--checksum", "--compare-dest=.."),
-                there,
-                f"{here}{ARRIVING}/",
-            )
-            or copy(*(f"--include=/{name}" for name in IN_PLACE), only, "--inplace", there, here)
+            copy(*checkpoint, there, f"{arriving}/")
+            or copy(*growing, there, here)
             or copy(*others, "--checksum", "--delete", there, here)
         )
         if not problem and (ended or not self._carried):
-            problem = copy(
-                *shared, only, "--ignore-existing", f"{self._runs}/", f"{folder.runs_root}/"
-            )
-        arriving = folder.path / ARRIVING / layout.LAST
-        if not problem and arriving.exists():
-            arriving.replace(folder.path / layout.LAST)
+            problem = copy(*shared, f"{self._runs}/", f"{folder.runs_root}/")
+        if not problem and (arriving / layout.LAST).exists():
+            (arriving / layout.LAST).replace(folder.path / layout.LAST)
         if not problem and ended:
             problem = copy(f"--include=/{layout.OUTCOME}", only, there, here)
-        shutil.rmtree(folder.path / ARRIVING)
+        shutil.rmtree(arriving)
         if not problem and self._courier and (folder.path / layout.JOURNAL).exists():
             if not self._carried:
                 self._courier.carry(folder.path)

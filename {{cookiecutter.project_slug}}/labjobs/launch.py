@@ -248,12 +248,9 @@ class Check:
             raise failure.error
         seconds = time.monotonic() - began
         if seconds > SLOW:
-            others = terminal.duration(MORE * seconds)
-            print(
-                f"1 of 5 runs took {seconds:.0f} s; about {others} to go, longer if a step is "
-                "thousands of small operations",
-                flush=True,
-            )
+            longer = "longer if a step is thousands of small operations"
+            line = f"about {terminal.duration(MORE * seconds)} to go, {longer}"
+            print(f"1 of 5 runs took {seconds:.0f} s; {line}", flush=True)
         found, trains = 0, trials.whole.resumed_at is not None
         for guarantee, answer in answers(trials):
             if trains or not answer.unknown:
