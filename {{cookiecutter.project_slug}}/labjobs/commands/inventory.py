@@ -67,16 +67,16 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
         problem = cause(error)
     if ended == "failed" and tags.get("diverged") == "true":
         ended = "diverged"
-    if running := locks.held(path / layout.LOCK):
-        outcome["said"] = ""  # of its last process
+    running, code = locks.held(path / layout.LOCK), code_evidence.digest(path)
+    present = code_evidence.present_as_in(path, job.code).digest if job else code
     return {
         "state": "running" if running else outcome.get("status", ended),
         "change": found.change,
         "unchecked": found.unchecked,
-        "accepted": job is not None and not found.change and _is_other(path, job),
+        "accepted": not found.change and code != present,
         "ended": journal.last_time(path) / 1000,
-        "code": code_evidence.digest(path),
-        "said": str(outcome.get("said", "")),
+        "code": code,
+        "said": "" if running else str(outcome.get("said", "")),  # which is of its last process
         "tags": tags,
         "metrics": metrics,
         "cost": costs.totals(path),
@@ -86,11 +86,6 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
         "audit": journal.record_of(path, layout.AUDIT),
         "problem": problem,
     }
-
-
-def _is_other(attempt: Path, job: JobFolder[Any]) -> bool:
-    """Whether the code of an attempt is another one than a job has now."""
-    return code_evidence.digest(attempt) != code_evidence.present_as_in(attempt, job.code).digest
 
 
 def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
@@ -364,16 +359,14 @@ def selected(condition: str, rows: list[dict[str, Any]], flag: str = "") -> list
     if name == "script" and rows:
         scripts = sorted({row["script"] for row in rows})
         require_known([wanted], scripts, f"{flag}{condition}: none of these jobs has it")
-
     types = {type(row["settings"].get(name)) for row in rows}
-    are_switches = types - {type(None)} == {bool}
+    if types - {type(None)} == {bool} and wanted not in ("on", "off"):
+        raise SettingsError(f"{flag}{condition}: {name} is on or off")
 
     def fulfils(row: dict[str, Any]) -> bool:
         """Compare what a row has with what is wanted, as numbers if both are."""
         value = row[name] if name in OWN else row["settings"].get(name)
         own = as_text(value)
-        if are_switches and wanted not in ("on", "off"):
-            raise SettingsError(f"{flag}{condition}: {name} is on or off")
         with suppress(ValueError):
             if own.endswith("e") == wanted.endswith("e"):  # both are epochs, or neither is
                 return bool(holds(*(float(text.removesuffix("e")) for text in (own, wanted))))
@@ -460,8 +453,7 @@ def _print_groups(groups: list[dict[str, Any]]) -> None:
         states = ", ".join(f"{n} {state}" for state, n in sorted(group["states"].items()))
         own = group["settings"].items()
         words = " ".join(f"{n}={as_text(v)}" for n, v in own if len(texts[n]) > 1) or "all jobs"
-        declared = identity.read(group["script"]).metrics
-        best = {k: v for k, v in group["metrics"].items() if k.startswith(RESULTS) or k in declared}
+        best = _results(group["metrics"], identity.read(group["script"]).metrics)
         few = {k: f" (n = {n})" for k, n in group["of"].items() if n < group["n"]}
         each = ", ".join(f"{k} {v:.4g}{few.get(k, '')}" for k, v in best.items())
         means = f"  mean of {group['n']}: {each}" if best else ""
