@@ -273,8 +273,7 @@ def _accept(job: JobFolder[Any], because: str, replayed: Mapping[str, str]) -> b
         named = {code_evidence.in_python(part): hashes for part, hashes in found.items()}
         today = datetime.now(UTC).date().isoformat()
         who = provenance.git("config", "user.name").decode().strip() or mlflow_store.user()
-        change = Accepted(old, new, named, because, who, today, replayed)
-        code_evidence.accept([change])
+        code_evidence.accept([Accepted(old, new, named, because, who, today, replayed)])
     return True
 
 
@@ -318,7 +317,8 @@ def _chosen(jobs: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
     """Those that are replayed of jobs with the same changes: one for each combination of values of
     the settings that these read; and more, since a setting may decide unseen what a change does,
     until there is one for each value in `_ends`."""
-    read, values = _settings_read(jobs[0]), {job.id: _values(job) for job in jobs}
+    read = _settings_read(jobs[0])
+    values = {job.id: {(n, repr(v)) for n, v in identity(job.settings).items()} for job in jobs}
     groups: dict[frozenset[Value], JobFolder[Any]] = {}
     for job in jobs:
         groups.setdefault(frozenset(each for each in values[job.id] if each[0] in read), job)
@@ -332,10 +332,6 @@ def _chosen(jobs: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
 
 Value = tuple[str, str]
 """The name of a setting, and a value of it, written out."""
-
-
-def _values(job: JobFolder[Any]) -> set[Value]:
-    return {(name, repr(value)) for name, value in identity(job.settings).items()}
 
 
 def _ends(jobs: Sequence[JobFolder[Any]]) -> set[Value]:
@@ -432,16 +428,12 @@ def _leading(text: str, names: Set[str]) -> Set[str]:
     """The words in statements that name one of some definitions or have a condition, and in those
     where what these use is assigned."""
     lines = ast.unparse(_tree(text)).splitlines() or [text]  # one for each statement
-    found = set[str]()
-    while True:
-        size = len(found)
-        for line in lines:
-            assigned = re.match(r"([^=(]+)=", line)
-            targets = _words(assigned[1]) if assigned else frozenset[str]()
-            if _words(line) & (names | CONDITIONS) or targets & found:
-                found |= _words(line)
-        if len(found) == size:
-            return found
+    assigned = {line: _words("".join(re.findall("^[^=(]+(?==)", line))) for line in lines}
+    further, found = [line for line in lines if _words(line) & (names | CONDITIONS)], set[str]()
+    while further:
+        found = found.union(*map(_words, further))
+        further = [line for line in lines if assigned[line] & found and not _words(line) <= found]
+    return found
 
 
 def _verified(job: JobFolder[Any], alike: int, folder: Path) -> str:
