@@ -95,7 +95,8 @@ def main(folder: Path, *inside: str) -> int:
     cluster = Cluster(**about["cluster"])
     array, own, node, _ = cluster.batch.this_task()
     if inside:
-        _tell(f"in {os.environ[provenance.IMAGE]}", cluster, about["data"], sys.stdout)
+        for line in _lines(f"in {os.environ[provenance.IMAGE]}", cluster, about["data"]):
+            print(line, flush=True)
         return 0
     asked: list[int] = []
     for number in arrays.SIGNALS:
@@ -107,7 +108,8 @@ def main(folder: Path, *inside: str) -> int:
         if cluster.container:
             _tell_from_container(cluster.container, folder, found)
         else:
-            _tell(f"on {node}", cluster, about["data"], found)
+            for line in _lines(f"on {node}", cluster, about["data"]):
+                print(line, file=found)
         runs = PROJECT / expanded(cluster.runs or "runs")
         runs.mkdir(parents=True, exist_ok=True)
         (runs / folder.name).touch()
@@ -120,7 +122,6 @@ def main(folder: Path, *inside: str) -> int:
 
 
 def _tell_from_container(container: str, folder: Path, found: TextIO) -> None:
-    """Tell what works in a container."""
     try:
         python = containers.python(containers.digested(container), PROJECT)
         words = [*python, "-m", "labjobs.commands.cluster", str(folder), "inside"]
@@ -132,13 +133,8 @@ def _tell_from_container(container: str, folder: Path, found: TextIO) -> None:
         print(f"{NOT}{cause(error)}", file=found)
 
 
-def _tell(where: str, cluster: Cluster, names: list[str], found: TextIO) -> None:
-    """Tell what jobs have and need there, each with what is wrong with it."""
-    for line in _lines(where, cluster, names):
-        print(line, file=found, flush=True)
-
-
 def _lines(where: str, cluster: Cluster, names: list[str]) -> Iterator[Line]:
+    """What jobs have and need there, each with what is wrong with it."""
     python = f"Python {platform.python_version()} in {sys.prefix}"
     yield Line(where, f"{python}, labjobs {provenance.engine()}")
     import_module("torch")  # whose memory each job needs
