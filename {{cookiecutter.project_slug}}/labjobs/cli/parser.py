@@ -141,8 +141,7 @@ def _command(kind: type, runtime: type) -> tuple[Mapping[str, Flag], Parser]:
         if not flag.rules.get("only_with") or own.keys() & {*flag.rules["only_with"]}
     }
     known = {**own, **offered}
-    parser = _parser(known, flags.of_fields(kind) | flags.of_fields(runtime))
-    return known, parser
+    return known, _parser(known, flags.of_fields(kind) | flags.of_fields(runtime))
 
 
 def _parser(known: Mapping[str, Flag], written: Mapping[str, tuple[str, str]]) -> Parser:

@@ -63,8 +63,7 @@ def export(project: Project, given: Namespace) -> None:
     except Exception as error:  # of the student's code, or of torch
         raise JobError(f"job {found.id} cannot be exported: {described(error)}") from error
     if given.json:
-        files = sorted(path.name for path in out.iterdir())
-        print(json_of({"folder": str(out), "files": files}))
+        print(json_of({"folder": str(out), "files": sorted(path.name for path in out.iterdir())}))
     else:
         *first, last = COUNTS
         counts = f"{', '.join(map(str, first))} and {last} examples"

@@ -197,8 +197,7 @@ class Trials:
         self.jobs.append(job.id)
         lines = [line for line in Recorded(job.latest or job.path).lines if "metrics" in line]
         for metric in metrics:
-            own = [line for line in lines if metric in line["metrics"]]
-            if own:
+            if own := [line for line in lines if metric in line["metrics"]]:
                 return [{"step": line["step"], **line["metrics"]} for line in own]
         raise JobError(f"{self._purpose}: {job.label} logs no {metrics[0]}; {cure or said}")
 
@@ -446,7 +445,7 @@ def _find_workers(job: JobFolder[Any], name: str, given: Namespace, trials: Tria
     if job.runtime.loader != "workers":
         raise SettingsError("find workers: needs -- --loader workers, whose processes it counts")
     most = machine.cores() if given.largest is None else given.largest
-    counts = {0, most, *(2**power for power in range(most.bit_length()) if 2**power <= most)}
+    counts = {0, most, *(2**power for power in range(most.bit_length()))}
     # Their number is not a setting, so the length makes them different jobs.
     tests = {count: _changed(_long(job, LONG + count), workers=count) for count in sorted(counts)}
     measured = {count: trials.measure(test, RATE) for count, test in tests.items()}

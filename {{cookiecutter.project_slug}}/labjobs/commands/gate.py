@@ -160,8 +160,7 @@ def _group(project: Project, given: str) -> tuple[list[Job], str]:
         if not named.folder:
             raise SettingsError(f"--against {given}: {named.problem}")
         chosen = [job for job in jobs if _method(job) == _method(named)]
-    choosing = [job for job in chosen if not inventory.confirms(job.plain)]
-    chosen = choosing or chosen
+    chosen = [job for job in chosen if not inventory.confirms(job.plain)] or chosen
     if not chosen:
         raise SettingsError(f"--against {given}: no job here has such settings")
     first, *others = map(_method, chosen)

@@ -310,8 +310,6 @@ def run(
 OTHER_EACH_TIME = (ELAPSED, "data_wait_fraction", "mfu", "find_", *costs.NAMES)
 """Beginnings of the names of metrics that measure time or the machine."""
 
-SPEED = "_per_second"  # endings of the names of speeds
-
 Point = tuple[int, str]
 """A step and the name of a metric."""
 
@@ -323,7 +321,7 @@ def curve_points(lines: Iterable[Mapping[str, Any]]) -> dict[Point, str]:
         (line["step"], name): repr(value)
         for line in lines
         for name, value in line.get("metrics", {}).items()
-        if not (name.startswith(OTHER_EACH_TIME) or name.endswith(SPEED))
+        if not (name.startswith(OTHER_EACH_TIME) or name.endswith("_per_second"))
     }
 
 
@@ -507,8 +505,7 @@ def named(project: Project, words: Iterable[str]) -> dict[str, Job]:
             with suppress(SettingsError):
                 job = project.one(job_id)
             if job.latest and attempts.status_of(job.latest) == "diverged":
-                line = f"jobs.py: job {job_id} of {figure} is left out: diverged"
-                print(line, file=sys.stderr)
+                print(f"jobs.py: job {job_id} of {figure} is left out: diverged", file=sys.stderr)
             else:
                 found[job_id] = job
     return found
