@@ -200,7 +200,6 @@ def _first_difference(one: Facts, other: Facts) -> Fact | None:
 
 
 def _difference(fact: Fact, one: Facts, other: Facts) -> str:
-    """Return in words how a fact differs."""
     match fact.kind:
         case Kind.START:
             return f"the initial state of {fact.name} is not the same"
@@ -266,9 +265,8 @@ def _exact_resume(trials: Trials) -> Answer:
         said += f" (not the same at the end: {', '.join(differ)})"
     seen = trials.watched
     why = OTHER_BATCHES if found.kind == Kind.BATCH else MISSING
-    missing = Finding(whole.resumed_at, why)
     # The likely cause: data that changes, else what the code carries from step to step.
-    place, why = [*seen.unstable, *seen.changes, missing][0]
+    place, why = [*seen.unstable, *seen.changes, Finding(whole.resumed_at, why)][0]
     return Answer((Finding(place, f"{said}: {why}"),))
 
 

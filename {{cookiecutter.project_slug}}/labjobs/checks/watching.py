@@ -62,7 +62,6 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Do the operation."""
         result = func(*args, **(kwargs or {}))
         for listener in self._listeners:
             listener(func, args, kwargs or {}, result)
