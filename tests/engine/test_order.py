@@ -1,10 +1,13 @@
 """Which examples make up which batch, and how they are fetched."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from labjobs.data.order import Order, examples_at, underlying
 from labjobs.distributed.ranks import Rank
 from labjobs.errors import JobError, SettingsError
+from labjobs.training.progress import Length
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 ORDERS = [
@@ -80,6 +83,20 @@ def test_a_function_chooses_the_batches_of_each_epoch():
         torch.cat([part for parts in zip(*taken, strict=True) for part in parts]).tolist()
         == (epochs[1])
     )
+
+
+def test_each_epochs_batches_are_asked_for_once_for_the_length_of_a_job():
+    asked = []
+
+    def noted(count, epoch, random):
+        asked.append(epoch)
+        return growing(count, epoch, random)
+
+    length = Length(SimpleNamespace(epochs=3))
+    length.set_epoch(Order(torch.arange(20), noted, 5))
+    asked.clear()
+    assert (length.total, length.total, length.place(3), length.epochs_in(3)) == (6, 6, (2, 1), 1.5)
+    assert asked == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("chosen", [[], [[]], [[20]], [[0, -1]], [torch.arange(3), []]])

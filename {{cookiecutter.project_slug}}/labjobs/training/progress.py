@@ -86,7 +86,7 @@ class Length(Stateful):
     def steps_in(self, epochs: float, of: str) -> int:
         """Return how many steps so many epochs are. Raises SettingsError for a stream, which says
         what they are `of`."""
-        if self._order:
+        if self._order is not None:
             whole = int(epochs)
             begin, end = self._end(whole), self._end(whole + 1)
             return round(begin + (epochs - whole) * (end - begin))
@@ -96,7 +96,7 @@ class Length(Stateful):
 
     def place(self, step: int) -> tuple[int, int]:
         """Return the next step's epoch, counted from 1, and its batch in there, counted from 0."""
-        if self._order:
+        if self._order is not None:  # to ask for its truth would be to ask for its batches
             while self._ends[-1] < step:
                 self._end(len(self._ends))
             epoch = bisect(self._ends, step)
@@ -106,14 +106,14 @@ class Length(Stateful):
 
     def epochs_in(self, step: int) -> float:
         """Return how many epochs so many steps are; 0 for a stream."""
-        if self._order:
+        if self._order is not None:
             epoch, more = self.place(step)
-            return epoch - 1 + (more / len(self._order.sizes(epoch)) if more else 0)
+            return epoch - 1 + (more / (self._ends[epoch] - self._ends[epoch - 1]) if more else 0)
         return step / self.steps_per_epoch if self.steps_per_epoch else 0.0
 
     def _end(self, epoch: int) -> int:
         """The steps by the end of an epoch, of those that differ in length."""
-        assert self._order
+        assert self._order is not None
         while len(self._ends) <= epoch:
             self._ends.append(self._ends[-1] + len(self._order.sizes(len(self._ends))))
         return self._ends[epoch]
