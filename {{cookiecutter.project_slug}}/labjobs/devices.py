@@ -448,8 +448,7 @@ class GlobalStreams:
     def separate(self) -> None:
         """From here on, each process of the job draws its own numbers."""
         if number := self._processes.rank.number:  # those of process 0 go on as they are
-            words = f"{self._seed}/process/{number}"
-            digest = hashlib.sha256(words.encode()).digest()
+            digest = hashlib.sha256(f"{self._seed}/process/{number}".encode()).digest()
             _seed_all(int.from_bytes(digest[:8], "big") >> 1)
         self._begun = self._own_state()
 

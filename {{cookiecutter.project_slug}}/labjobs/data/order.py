@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Sequence, Sized
-from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -70,7 +69,7 @@ class Order:
         """Return this process's indices (N,) into the dataset, batch by batch."""
         return self._indices[torch.cat([self._indices[:0], *self._mine(self._batches(number))])]
 
-    @cached_property
+    @property
     def positions(self) -> Tensor:
         """The places of this process's examples among those of all (N,), in evaluation."""
         sizes = self.sizes(0)
@@ -136,8 +135,7 @@ def tensors(dataset: Dataset[Any]) -> tuple[Tensor, ...] | None:
     """Return the tensors whose rows are a dataset's examples; None if it is not made of such."""
     if not isinstance(dataset, TensorDataset):
         return None
-    as_they_are = type(dataset).__getitem__ is TensorDataset.__getitem__
-    return dataset.tensors if as_they_are else None
+    return dataset.tensors if type(dataset).__getitem__ is TensorDataset.__getitem__ else None
 
 
 def examples_at(dataset: Dataset[Any], indices: Tensor, collate: Collate | None = None) -> Any:

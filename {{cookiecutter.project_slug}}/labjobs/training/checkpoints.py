@@ -113,8 +113,7 @@ def _fill(content: dict[str, Any], file: Any) -> None:
     file.seek(-2, os.SEEK_END)  # an archive ends with the length of its comment
     file.write(SEAL.to_bytes(2, "little"))
     file.seek(0)
-    digest = hashlib.file_digest(file, "sha256").hexdigest()
-    file.write(MARK + digest.encode())
+    file.write(MARK + hashlib.file_digest(file, "sha256").hexdigest().encode())
 
 
 def _check_seal(path: Path) -> None:
@@ -188,8 +187,6 @@ def _finite(weight: Any) -> bool:
 
 
 # What a training loop continues from, and what it has kept.
-
-MB = 1e6
 
 
 class TrainingState:
@@ -275,8 +272,8 @@ class TrainingState:
         states = [part.state_dict() for part in self._parts.values()]
         divided = [leaf for leaf in trees.leaves(states) if is_divided(leaf)]
         held = self._processes.everyones(sum(own(each).nbytes for each in divided))
-        parts = ", ".join(f"{each / MB:.3g}" for each in held)
-        whole = sum(each.nbytes for each in divided) / MB
+        parts = ", ".join(f"{each / 1e6:.3g}" for each in held)
+        whole = sum(each.nbytes for each in divided) / 1e6
         log.info("--shard: of %.3g MB of state the processes hold %s MB", whole, parts)
 
     def close(self) -> None:
@@ -385,12 +382,11 @@ def best_weights(job_id: str, kind: type[S], runs_root: Path | None = None) -> B
     try:
         kept = load(path)
     except Damaged as error:
-        line = f"{shown(path)} is damaged; --force makes the job start over"
-        raise JobError(line) from error
+        raise JobError(f"{shown(path)} is damaged; --force makes the job start over") from error
+    script = record_of(attempt, layout.SETTINGS).get("script", identity.DEFAULT)
     try:
-        settings = identity.restore(_kind(attempt, kind), kept["settings"])
+        settings = identity.restore(_kind(script, kind), kept["settings"])
     except SettingsError as error:
-        script = record_of(attempt, layout.SETTINGS).get("script", identity.DEFAULT)
         raise SettingsError(f"job {job_id} of {script}.py: {error}") from error
     attempts.refuse_input(job_id, evidence.change)
     if evidence.remark:
@@ -398,9 +394,8 @@ def best_weights(job_id: str, kind: type[S], runs_root: Path | None = None) -> B
     return Best(settings, kept["spec"], kept["models"], kept["metrics"])
 
 
-def _kind(attempt: Path, kind: type[S]) -> type[S]:
-    """The class of the settings of an attempt's script, if that is derived from the given one."""
-    script = record_of(attempt, layout.SETTINGS).get("script", identity.DEFAULT)
+def _kind(script: str, kind: type[S]) -> type[S]:
+    """The class of a script's settings, if that is derived from the given one."""
     with suppress(SettingsError):  # a script that is gone
         if issubclass(own := identity.read(script).settings, kind):
             return own

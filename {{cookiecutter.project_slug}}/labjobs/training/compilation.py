@@ -95,13 +95,14 @@ class _Recomputed:
             before = [(each._buffers, *own) for each in parts for own in each._buffers.items()]
             # Norms change their statistics in a way that no version tells.
             of_norms = {id(each._buffers) for each in parts if isinstance(each, _NormBase)}
-            versions, copies = [_version(each) for *_, each in before], _copies(before)
+            versions = [getattr(each, "_version", 0) for *_, each in before]
+            copies = _copies(before)
             result = forward(*given)
             changed = [
                 (own, name, copies[id(each)])
                 for (own, name, each), version in zip(before, versions, strict=True)
                 if each is not None
-                and (id(own) in of_norms or own.get(name) is not each or _version(each) != version)
+                and (id(own) in of_norms or own.get(name) is not each or each._version != version)
             ]
             return result
 
@@ -110,10 +111,6 @@ class _Recomputed:
 
 Buffer = tuple[dict[str, Tensor | None], str, Tensor | None]
 """The buffers of a module, a name in them, and what was there."""
-
-
-def _version(buffer: Tensor | None) -> int:
-    return 0 if buffer is None else buffer._version
 
 
 def _copies(buffers: Iterable[Buffer]) -> dict[int, Tensor]:
@@ -323,8 +320,7 @@ def region(forward: Function) -> Region:
 
     def run(*given: Any) -> tuple[tuple[Any, ...], dict[str, tuple[Any, ...]]]:
         returned = forward(*given)
-        measured = returned[1]
-        return returned, {name: tuple(summed(each)) for name, each in sums_of(measured).items()}
+        return returned, {name: tuple(summed(each)) for name, each in sums_of(returned[1]).items()}
 
     # torch counts what it compiles by code object, and gives up at eight.
     run.__code__ = run.__code__.replace()
@@ -583,7 +579,6 @@ def rounded_rates(step: Step, parts: Mapping[str, Any]) -> Step:
     groups = _groups(parts)
 
     def run(batch: Any) -> None:
-        """Take the step with rounded rates, and put the others back."""
         rates = [group["lr"] for group in groups]
         rounded = [each if isinstance(each, Tensor) else float(np.float32(each)) for each in rates]
         for group, rate in zip(groups, rounded, strict=True):

@@ -160,8 +160,7 @@ class Beginning:
             raise SettingsError(f"{self._flag}: that job has kept no weights")
         kept = dict(self._opened(attempt / layout.BEST)["models"])
         fits = {name: _fitting(model, kept.get(name, {})) for name, model in models.items()}
-        parameters = (name in fits[m] for m in models for name, _ in models[m].named_parameters())
-        if not any(parameters):
+        if not any(name in fits[m] for m in models for name, _ in models[m].named_parameters()):
             line = f"none of its weights fit; that job kept weights of {', '.join(kept)}"
             raise SettingsError(f"{self._flag}: {line}")
         for name, model in models.items():

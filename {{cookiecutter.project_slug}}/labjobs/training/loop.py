@@ -116,8 +116,7 @@ class Job(Generic[S]):
         self._random = GlobalStreams(self._seed, self.device, self._processes)
         self._say_where()
         journal = self._folder.journal
-        threads = {"threads": str(torch.get_num_threads())}
-        journal.tags(devices.tags(self.device) | threads)
+        journal.tags(devices.tags(self.device) | {"threads": str(torch.get_num_threads())})
         self._compare_with_before()
         running = identity.purpose()  # `jobs.py find` runs jobs too
         if steps := self.runtime.profile:
@@ -611,7 +610,7 @@ class Job(Generic[S]):
             # A GradScaler's own gradients are infinite now and then.
             looked_at = {"weights": weight, "gradients": None if self._scales else weight.grad}
             for what, value in looked_at.items():
-                if value is not None and not own(value.detach()).isfinite().all():
+                if value is not None and not own(value).isfinite().all():
                     raise Diverged(f"{what} are no longer finite ({name}); {Diverged.CURE}")
 
     def close(self) -> None:
@@ -845,8 +844,7 @@ class Job(Generic[S]):
     @property
     def _has_begun(self) -> bool:
         """Whether the attempt has points of a curve, or a checkpoint, of an earlier process."""
-        journal = self._folder.journal
-        return journal.has_points or attempts.has_checkpoint(self._folder.path)
+        return self._folder.journal.has_points or attempts.has_checkpoint(self._folder.path)
 
     def _refuse_in_graph(self, name: str) -> None:
         if self._graphed and self._graphed.recording:

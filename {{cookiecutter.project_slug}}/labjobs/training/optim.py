@@ -426,8 +426,7 @@ class EarlyStopping(Stateful):
         name = monitor.removeprefix("val_")
         if monitor != "none" and name not in metrics:
             raise JobError(f"--monitor {monitor}: {no_monitor(monitor, metrics)}")
-        better = "" if monitor == "none" else metrics[name].better
-        self._sign = -1.0 if better == "lower" else 1.0
+        self._sign = -1.0 if monitor != "none" and metrics[name].better == "lower" else 1.0
         self._best = -math.inf
         self.evaluations = self.best_evaluation = 0
         self.plateaus = 0  # how often `plateau` evaluations in a row brought no improvement

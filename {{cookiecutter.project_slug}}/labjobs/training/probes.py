@@ -270,8 +270,7 @@ def report(seen: Watched) -> str:
         ],
     }
     if seen.compiled:
-        again = ["nothing was compiled a second time"]
-        sections["torch.compile"] = [*seen.recompiled] or again
+        sections["torch.compile"] = [*seen.recompiled] or ["nothing was compiled a second time"]
     sections["Operations, by torch's profiler"] = seen.operations.splitlines()
     parts = ("\n  ".join((title, *lines)) for title, lines in sections.items())
     return "\n\n".join(parts) + "\n"
@@ -405,7 +404,6 @@ class Profile(Watcher):
         """The function as a range of torch's profiler, while the loop trains."""
 
         def run(*given: Any, **more: Any) -> Any:
-            """Call the function within its range."""
             if not self._open:
                 return function(*given, **more)
             with record_function(label):

@@ -262,7 +262,7 @@ class Stopwatch(Stateful):
 
     def end_steps(self) -> None:
         """The steps of an interval are over and the device has done them."""
-        self._lap(training=True)
+        self._lap()
         if self._trained and self._examples:
             rate = self._examples / self._trained
             self.rates = {
@@ -279,18 +279,19 @@ class Stopwatch(Stateful):
     @property
     def elapsed(self) -> float:
         """Seconds of training and evaluation so far; also asked for between two steps."""
-        self._lap(training=self._examples > 0)
+        self._lap()
         return self._seconds
 
     def state_dict(self) -> dict[str, Any]:
         """Return the times so far; called between two steps or in an evaluation."""
-        self._lap(training=self._examples > 0)
+        self._lap()
         return super().state_dict()
 
-    def _lap(self, training: bool = False) -> None:
+    def _lap(self) -> None:
+        """Count the time since the last call, which was training if steps were taken."""
         now = time.monotonic()
         self._seconds += now - self._noted
-        self._trained += (now - self._noted) if training else 0.0
+        self._trained += (now - self._noted) if self._examples else 0.0
         self._noted = now
 
 
