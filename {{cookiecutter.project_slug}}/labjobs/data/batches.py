@@ -90,7 +90,7 @@ class Batches:
     def endless(self, epoch: int, batch: int, place: "Place") -> Iterator[tuple[Any, int]]:
         """Yield batches without end, with the number of examples in each, starting at a batch of an
         epoch, or at a place in a stream, which is updated."""
-        assert self.order  # a stream has an `endless` of its own
+        assert self.order is not None  # a stream has an `endless` of its own
         for number in count(epoch):
             yield from zip(self.epoch(number, batch), self.order.sizes(number)[batch:], strict=True)
             batch = 0

@@ -88,7 +88,6 @@ class Order:
         if (last := self._last)[0] == number:
             return last[1]
         random, count = generator(self._seed or 0, "order", number), len(self._indices)
-        batches: Sequence[Tensor]
         if isinstance(self._batch_size, int):
             batches = self._in_turn(self._batch_size, count, random)
         else:

@@ -633,7 +633,6 @@ class Job(Generic[S]):
             self._streamed = batches
             self._length.set_epoch(None if batches is None else batches.order)
             self._meter.choose_spacing(self._length.total)
-            stream: Iterator[tuple[Any, int]]
             if batches is not None:
                 if batches.order is not None:
                     self._check_length(batches.order)

@@ -169,13 +169,11 @@ def _is_layer(module: nn.Module) -> bool:
 
 def _split(group: dict[str, Any], excluded: Container[int] = ()) -> Groups:
     """Split a group by what updates its parameters; a part without parameters is left out."""
-    hidden: list[Tensor] = []
-    rest: list[Tensor] = []
+    parts: dict[bool, list[Tensor]] = {True: [], False: []}
     for weight in group["params"]:
-        belongs = group.get("hidden", True) and weight.ndim >= 2 and id(weight) not in excluded
-        (hidden if belongs else rest).append(weight)
-    parts = ((hidden, True), (rest, False))
-    return [group | {"params": weights, "hidden": kind} for weights, kind in parts if weights]
+        hidden = group.get("hidden", True) and weight.ndim >= 2 and id(weight) not in excluded
+        parts[hidden].append(weight)
+    return [group | {"params": each, "hidden": hidden} for hidden, each in parts.items() if each]
 
 
 def _gradients(weights: list[Tensor]) -> list[Tensor]:

@@ -94,7 +94,6 @@ class Outputs:
             return []
         arrays, rank = self._index(), self._processes.rank
         arrays |= {name: column.array() for name, column in self._columns.items()}
-        path = self._folder / layout.PREDICTIONS
         if rank.size > 1:
             arrays[PLACES] = self._places()
             every = self._processes.everyones(arrays)
@@ -108,7 +107,7 @@ class Outputs:
             with ZipFile(file.name, "a") as archive:
                 archive.comment = self._folder.parent.name.encode()  # the job's id
 
-        files.write(path, fill)
+        files.write(self._folder / layout.PREDICTIONS, fill)
         return [layout.PREDICTIONS]
 
     @property

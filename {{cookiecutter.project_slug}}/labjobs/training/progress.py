@@ -145,8 +145,7 @@ class Length(Stateful):
     def fraction(self, step: int) -> float:
         """Return the fraction of the job that is done after so many steps; of its time while its
         minutes are not measured."""
-        total = self.total
-        if total:
+        if total := self.total:
             return step / total
         return min(1.0, self._elapsed / (60 * self.minutes)) if self._began else 0.0
 
@@ -247,13 +246,11 @@ class Stopwatch(Stateful):
         self._units = {name: each for name, each in units.items() if each}
 
     def waiting(self, batches: Iterator[T]) -> Iterator[T]:
-        """Yield the batches, with the time spent waiting for each of them counted."""
+        """Yield batches without end, with the time spent waiting for each of them counted."""
         while True:
             asked = time.monotonic()
-            batch = next(batches, None)
+            batch = next(batches)
             self._waited += time.monotonic() - asked
-            if batch is None:
-                return
             yield batch
 
     def trained(self, examples: int) -> None:
