@@ -384,22 +384,17 @@ def best_weights(job_id: str, kind: type[S], runs_root: Path | None = None) -> B
     except Damaged as error:
         raise JobError(f"{shown(path)} is damaged; --force makes the job start over") from error
     script = record_of(attempt, layout.SETTINGS).get("script", identity.DEFAULT)
+    with suppress(SettingsError):  # a script that is gone
+        if issubclass(derived := identity.read(script).settings, kind):
+            kind = derived
     try:
-        settings = identity.restore(_kind(script, kind), kept["settings"])
+        settings = identity.restore(kind, kept["settings"])
     except SettingsError as error:
         raise SettingsError(f"job {job_id} of {script}.py: {error}") from error
     attempts.refuse_input(job_id, evidence.change)
     if evidence.remark:
         warnings.warn(f"job {job_id}: {evidence.remark}", stacklevel=3)
     return Best(settings, kept["spec"], kept["models"], kept["metrics"])
-
-
-def _kind(script: str, kind: type[S]) -> type[S]:
-    """The class of a script's settings, if that is derived from the given one."""
-    with suppress(SettingsError):  # a script that is gone
-        if issubclass(own := identity.read(script).settings, kind):
-            return own
-    return kind
 
 
 def attempt_to_load(job_id: str, runs_root: Path | None = None) -> tuple[Path, Evidence]:
