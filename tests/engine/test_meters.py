@@ -121,6 +121,14 @@ def test_a_point_has_the_numbers_and_the_time_of_its_last_step(tmp_path, clock, 
     assert times == [1002, 1004, 1005]
 
 
+def test_a_number_that_is_logged_later_is_in_no_point_before(tmp_path, clock):
+    training = Training(tmp_path)
+    training.take()
+    training.take(loss=torch.tensor([2.0]), lr=0.5)
+    training.meter.flush()
+    assert training.points() == [(1, {"train_loss": 1}), (2, {"train_loss": 2, "lr": 0.5})]
+
+
 def test_means_since_the_last_time(tmp_path, clock):
     """Of the points in between, each by its number of values."""
     training = Training(tmp_path, every=2)

@@ -330,7 +330,7 @@ class TrainMeter(Stateful):
         self.flush()
         if self.in_mean:
             before = self.means, self.in_mean
-            self._write(step, now())
+            self._write(step, now(), self.numbers)
             self.means, self.in_mean = before
             self._journal.flush()
 
@@ -382,9 +382,9 @@ class TrainMeter(Stateful):
         everyones = self._processes.everyones(mine)
         return [[*chain.from_iterable(of_step)] for of_step in zip(*everyones, strict=True)]
 
-    def _write(self, step: int, at: int, numbers: dict[str, float] | None = None) -> None:
+    def _write(self, step: int, at: int, numbers: dict[str, float]) -> None:
         means = _means(self.means)
-        self._journal.metrics(step, _named(means) | (numbers or self.numbers), at)
+        self._journal.metrics(step, _named(means) | numbers, at)
         for name, sums in self.means.items():
             _add(self._since_last, name, *sums)
         self.means, self.in_mean = {}, 0
