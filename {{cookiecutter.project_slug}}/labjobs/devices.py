@@ -420,9 +420,8 @@ class Precision:
             )
         if self._asked != "auto":
             return self._asked
-        if self._device.type != "cuda":
-            return "fp32"
-        return "bf16" if computes_in_bf16(self._device) else "fp32"
+        in_bf16 = self._device.type == "cuda" and computes_in_bf16(self._device)
+        return "bf16" if in_bf16 else "fp32"
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return a context for the forward pass: 16 bits where that is safe, if asked for."""
