@@ -68,12 +68,12 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
     if ended == "failed" and tags.get("diverged") == "true":
         ended = "diverged"
     running, code = locks.held(path / layout.LOCK), code_evidence.digest(path)
-    present = code_evidence.present_as_in(path, job.code).digest if job else code
+    same = job is None or found.change or code == code_evidence.present_as_in(path, job.code).digest
     return {
         "state": "running" if running else outcome.get("status", ended),
         "change": found.change,
         "unchecked": found.unchecked,
-        "accepted": not found.change and code != present,
+        "accepted": not same,
         "ended": journal.last_time(path) / 1000,
         "code": code,
         "said": "" if running else str(outcome.get("said", "")),  # which is of its last process

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence, Sized
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -69,7 +70,7 @@ class Order:
         """Return this process's indices (N,) into the dataset, batch by batch."""
         return self._indices[torch.cat([self._indices[:0], *self._mine(self._batches(number))])]
 
-    @property
+    @cached_property
     def positions(self) -> Tensor:
         """The places of this process's examples among those of all (N,), in evaluation."""
         sizes = self.sizes(0)
