@@ -193,3 +193,18 @@ def test_a_job_with_further_settings_is_loaded_with_them(fresh):
     script.write_text(re.sub(r"\bSettings\b", "Further", (fresh.root / "run.py").read_text()))
     job = job_of(succeeded(fresh.do("python", "further.py", "--epochs", "1", "--temperature", "3")))
     assert fresh.printed(f"import jobs; print(jobs.load('{job}').settings.temperature)") == ["3.0"]
+
+
+def test_jobs_of_a_script_that_is_gone_are_still_listed_and_compared(project):
+    """What its metrics are is gone with it."""
+    (project.root / "analyse.py").unlink()
+
+    def jobs(*words: str) -> str:
+        return silent(project.do("python", "jobs.py", *words)).stdout
+
+    assert len(re.findall(r"1 stale  first=\w{12}", jobs("list", "--groups"))) == 2
+    assert "2 finished, 2 stale" in jobs("list", "--by", "best_val_accuracy")
+    by = one_line(project.do("python", "jobs.py", "list", "--by", "distance"), 2)
+    assert by == "jobs.py: --by distance: analyse.py, which said what is better, is gone"
+    one, other = [line.split()[0] for line in jobs("list").splitlines() if "analyse" in line]
+    assert "norm" in jobs("diff", one, other)

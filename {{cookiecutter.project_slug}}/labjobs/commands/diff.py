@@ -157,7 +157,7 @@ def _pairs(one: Side, other: Side, differ: set[str]) -> dict[Pair, bool]:
     """The attempts whose jobs agree in all settings but those that distinguish the sides, or but
     their repeats if there is no such partner, and whether the repeats agree too; each that has a
     partner is in one pair at least. Raises SettingsError if there are none."""
-    roles = declared_roles(identity.read(one.each[0][0].script).settings)
+    roles = declared_roles(identity.kind_of(one.each[0][0].script))
     repeats = {name for name, role in roles.items() if role == "repeat"}
 
     def rest(job: Job, but: set[str]) -> str:
@@ -259,7 +259,7 @@ def _of_groups(one: Side, other: Side, differ: set[str]) -> Rows:
     script = one.each[0][0].script
     of = [{job.id for job, _ in side.each} for side in (one, other)]
     try:
-        every = tables.jobs(experiment_name(), identity.read(script).settings, script)
+        every = tables.jobs(experiment_name(), script=script)
         every = every[every["job_id"].isin(of[0] | of[1])]
         present = every[~every["stale"]]  # if both have some, stale jobs are in no mean
         if all(present["job_id"].isin(ids).any() for ids in of):

@@ -32,7 +32,7 @@ from labjobs.job.folder import JobFolder
 from labjobs.job.identity import as_command, restore
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import as_line, counted, leave, parts_of
-from labjobs.settings import CONFIRMING, Span, Weights, roles
+from labjobs.settings import CONFIRMING, Metric, Span, Weights, roles
 from labjobs.sweeps.states import STATES, State, View
 from labjobs.tracking import costs, courier, stored_jobs
 from labjobs.tracking.mlflow_store import experiment_name, fingerprint
@@ -278,10 +278,7 @@ class Project:
                 return
         for stored in job.stored:
             job.script = stored_jobs.script_of(stored)
-            kind = None
-            with suppress(SettingsError):  # the script is gone
-                kind = identity.read(job.script).settings
-            job.settings = stored_jobs.plain_settings(stored, kind)
+            job.settings = stored_jobs.plain_settings(stored, identity.kind_of(job.script))
         if not job.settings:
             why = "its settings.json is damaged or missing" if job.attempts else "no permission"
             raise SettingsError(f"cannot be read: {why}")
@@ -414,7 +411,7 @@ def confirms(settings: Mapping[str, Any]) -> bool:
 
 def without_repeats(script: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a script's job but those that are repeats, such as the seed."""
-    of = roles(identity.read(script).settings)
+    of = roles(identity.kind_of(script))
     return {name: value for name, value in settings.items() if of.get(name) != "repeat"}
 
 
@@ -425,8 +422,8 @@ def _means(alike: list[dict[str, Any]]) -> dict[str, Any]:
     choosing = [row for row in counting if not row["confirms"]]
     for name, value in (item for row in choosing or counting for item in row["metrics"].items()):
         values.setdefault(name, []).append(value)
-    metrics = identity.read(alike[0]["script"]).metrics
-    logarithmic = {name for name, metric in metrics.items() if metric.scale == "log"}
+    metrics = _declared(alike[0]["script"]).items()
+    logarithmic = {name for name, metric in metrics if metric.scale == "log"}
 
     def mean(name: str, each: list[float]) -> float:
         """The mean as figures have it, which is geometric for a logarithmic metric."""
@@ -453,7 +450,7 @@ def _print_groups(groups: list[dict[str, Any]]) -> None:
         states = ", ".join(f"{n} {state}" for state, n in sorted(group["states"].items()))
         own = group["settings"].items()
         words = " ".join(f"{n}={as_text(v)}" for n, v in own if len(texts[n]) > 1) or "all jobs"
-        best = _results(group["metrics"], identity.read(group["script"]).metrics)
+        best = _results(group["metrics"], _declared(group["script"]))
         few = {k: f" (n = {n})" for k, n in group["of"].items() if n < group["n"]}
         each = ", ".join(f"{k} {v:.4g}{few.get(k, '')}" for k, v in best.items())
         means = f"  mean of {group['n']}: {each}" if best else ""
@@ -461,13 +458,21 @@ def _print_groups(groups: list[dict[str, Any]]) -> None:
     print(counted(len(groups), "group"))
 
 
+def _declared(script: str) -> Mapping[str, Metric]:
+    """The metrics that a script declares; none if it is gone."""
+    return identity.read(script).metrics if identity.kind_of(script) else {}
+
+
 def _rank(by: str, rows: list[dict[str, Any]]) -> Callable[[dict[str, Any]], float]:
     """What rows are sorted by, the best validation result first. Raises SettingsError for a metric
     that no job has, and for test results, by which nothing is chosen."""
     key = named_result(f"--by {by}", by, {key for row in rows for key in row["metrics"]})
-    of_rows = [identity.read(row["script"]).metrics for row in rows if key in row["metrics"]]
-    declared = {name: metric for metrics in of_rows for name, metric in metrics.items()}
+    scripts = sorted({row["script"] for row in rows if key in row["metrics"]})
+    declared = {name: metric for script in scripts for name, metric in _declared(script).items()}
     metric = declared.get(key.removeprefix("best_val_"))
+    gone = [script for script in scripts if not identity.kind_of(script)]
+    if gone and not metric:
+        raise SettingsError(f"--by {by}: {gone[0]}.py, which said what is better, is gone")
     sign = -1 if metric and metric.better == "higher" else 1
 
     def rank(row: dict[str, Any]) -> float:

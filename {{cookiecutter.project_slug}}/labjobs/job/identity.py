@@ -255,6 +255,14 @@ def read(name: str) -> Script:
     return Script(name, settings, metrics, begun["check"])
 
 
+def kind_of(name: str) -> type[Any] | None:
+    """Return the class of a script's settings; None if the script is gone."""
+    try:
+        return read(name).settings
+    except SettingsError:
+        return None
+
+
 # The purpose of a job that is not run for its own results: `jobs.py find` runs jobs to measure.
 #
 # The purpose is in the environment, since it changes no result, and in a tag of the run, so that

@@ -13,7 +13,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -384,11 +383,10 @@ def best_weights(job_id: str, kind: type[S], runs_root: Path | None = None) -> B
     except Damaged as error:
         raise JobError(f"{shown(path)} is damaged; --force makes the job start over") from error
     script = record_of(attempt, layout.SETTINGS).get("script", identity.DEFAULT)
-    with suppress(SettingsError):  # a script that is gone
-        if issubclass(derived := identity.read(script).settings, kind):
-            kind = derived
+    own = identity.kind_of(script)
     try:
-        settings = identity.restore(kind, kept["settings"])
+        derived = own if own and issubclass(own, kind) else kind
+        settings = identity.restore(derived, kept["settings"])
     except SettingsError as error:
         raise SettingsError(f"job {job_id} of {script}.py: {error}") from error
     attempts.refuse_input(job_id, evidence.change)
