@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from labjobs.evidence.symbols import (
     Comprehension,
     Function,
+    Import,
     Module,
     Scope,
     Symbols,
@@ -23,7 +24,6 @@ from labjobs.evidence.symbols import (
     chain_of,
     does_nothing,
     outside,
-    parameters,
     tail,
 )
 from labjobs.evidence.top_level import Effects, Registries
@@ -110,11 +110,9 @@ class Code:
         if not (is_own and is_dataclass(node) and isinstance(statement, ast.AnnAssign)):
             return False
         named = (self.symbols.path_of(module, each) for each in ast.walk(statement.annotation))
-        words = f"{ast.unparse(statement.annotation)} {' '.join(map(str, named))}"
-        is_variable = bool(re.search("ClassVar|InitVar", words))
-        return not (self.values.has_other_settings or self.values.shows_settings) and (
-            not is_variable or tail(statement.target) == "FORMER"
-        )
+        words = " ".join([ast.unparse(statement.annotation), *named])
+        is_variable = re.search("ClassVar|InitVar", words) and tail(statement.target) != "FORMER"
+        return not (is_variable or self.values.has_other_settings or self.values.shows_settings)
 
 
 LOOK_AT_TYPES = re.compile(
@@ -156,7 +154,6 @@ class Writer:
         self._safe: set[int] = set()  # calls that load nothing but data, formats that are shown
         self._imported: set[ast.AST] = set()
         self._root: ast.AST | None = None  # the statement or expression that is written
-        self._typeless: set[int] = set()  # parameters whose types do not count
         self._called: set[int] = set()  # what is called is no setting: `job.steps(batches)`
 
     def written(self, node: ast.AST) -> Written:
@@ -270,18 +267,18 @@ class Writer:
 
     def _JoinedStr(self, node: ast.JoinedStr) -> None:
         """An f-string; versions of Python differ in how they cut the text between its values."""
-        text = ""
         parts = (str(p.value) if isinstance(p, ast.Constant) else "x" for p in node.values)
         self._look_into("".join(parts), node)
         self.out.append("f(")
+        text = ""
         for part in node.values:
             if isinstance(part, ast.Constant):
                 self._words.add(str(part.value))
                 text += str(part.value)
-                continue
-            self.out.append(_constant(text))
-            text = ""
-            self.write(part)
+            else:
+                self.out.append(_constant(text))
+                self.write(part)
+                text = ""
         self.out.append(f"{_constant(text)})")
 
     # Names
@@ -366,7 +363,7 @@ class Writer:
             is_own = each in ("__doc__", "__file__") and each == chain[0]
             self._doubt(node, f"uses {each}", self._module.name if is_own else "")
 
-    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+    def _import(self, node: Import) -> None:
         """Write an import of the project's modules, and one by which a name has two meanings."""
         self._imported.add(node)
         if name := self._code.values.rebound(self._module, node):
@@ -386,12 +383,9 @@ class Writer:
             # Others see what is imported by `global` and `nonlocal`; instances, what their class
             # imports; and locals() has everything.
             is_class = owner and isinstance(owner.node, ast.ClassDef)
-            is_shown = is_class or (owner and "locals" in map(tail, owner.nodes))
-            if (
-                is_shown
-                or owner is not self._scope
-                or not self._module.alias(local, bound.get(local, []))
-            ):
+            has_locals = owner and "locals" in map(tail, owner.nodes)
+            is_shown = is_class or has_locals or owner is not self._scope
+            if is_shown or not self._module.alias(local, bound.get(local, [])):
                 self.out.append(f"{local}=")
                 target = self._code.symbols.of_import(*alias, [local])
                 self._refer(target, ast.copy_location(ast.Name(local, ast.Load()), node))
@@ -409,9 +403,7 @@ class Writer:
 
     def _function(self, node: Function) -> None:
         self.out.append(f"{type(node).__name__}:{getattr(node, 'name', '')}(")
-        if not (typed := self._types_count()):
-            self._typeless.update(map(id, parameters(node)))
-        for name in ("decorator_list", "args", "type_params", *["returns"] * typed):
+        for name in ("decorator_list", "args", "type_params", *["returns"] * self._types_count()):
             if value := getattr(node, name, None):
                 self._field(name, value)
         with self._inside(node) as scope:
@@ -419,9 +411,7 @@ class Writer:
                 self.out.append("generator;")  # even if the branch with `yield` is not taken
             self._field("body", node.body)
             for name in sorted(scope.bound.keys() & self._module.bound.keys()):
-                imports = {
-                    n for n in scope.bound[name] if isinstance(n, ast.Import | ast.ImportFrom)
-                }
+                imports = {each for each in scope.bound[name] if isinstance(each, Import)}
                 if imports - self._imported:
                     self.out.append(f"own {name};")  # even if the branch is not taken
         self.out.append(")")
@@ -438,15 +428,14 @@ class Writer:
         return acts or self._code.looks_at_types
 
     def _arg(self, node: ast.arg) -> None:
-        self._plain(ast.arg(node.arg) if id(node) in self._typeless else node)
+        self._plain(node if self._types_count() else ast.arg(node.arg))
 
     def _ClassDef(self, node: ast.ClassDef) -> None:
         self.out.append(f"class:{node.name}(")
         self._value(outside(node))
         self._value(getattr(node, "type_params", []))
         with self._inside(node):
-            is_field = self._code.is_field
-            kept = [s for s in node.body if not is_field(self._module, node, s)]
+            kept = [s for s in node.body if not self._code.is_field(self._module, node, s)]
             self._field("body", kept)
         self.out.append(")")
 
@@ -466,9 +455,8 @@ class Writer:
     def _ask(self, node: ast.AST, *keys: Key) -> None:
         """Note what is used of a registry, for when its name is written."""
         target = self._target(node)
-        name = (target.module, target.name) if target else None
         is_whole = target and target.used == len(chain_of(node))
-        if is_whole and name in self._code.registries.entries:
+        if target and is_whole and target[1:3] in self._code.registries.entries:
             self._asked[id(node)] = keys
 
     def _ask_for(self, node: ast.AST, key: ast.expr) -> None:
@@ -498,13 +486,13 @@ class Writer:
             self._doubt(node, "has a table look names up")
         if isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
             self._ask_for(node.func.value, node.args[0])
-        for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
+        arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+        for argument in arguments:
             if path in LOOKS_AT_NAMES:
                 self._ask(argument)
             elif path.startswith("labjobs."):
                 found = self._target(argument)
-                home, name = found[1:3] if found and found[0] == "definition" else ("", "")
-                is_metrics = home == SETTINGS and str(name).endswith("METRICS")
+                is_metrics = found and found.module == SETTINGS and found.name.endswith("METRICS")
                 self._ask(argument, ENGINES if is_metrics else ALL)
         names = {keyword.arg: keyword.value for keyword in node.keywords}
         if path == "logging.basicConfig" and names.keys().isdisjoint(TO_READ):
@@ -523,9 +511,8 @@ class Writer:
             is_safe = all(given.get(name, safe) is safe for name, safe in SAFE.items())
             if is_safe and None not in given and len(node.args) <= 2:
                 self._safe.add(id(node.func))
-        if tail(node.func) in READS_CALLER and node.args + node.keywords and not of_torch:
-            first = [*node.args, *(each.value for each in node.keywords)][0]
-            text = getattr(first, "value", "")
+        if tail(node.func) in READS_CALLER and arguments and not of_torch:
+            text = getattr(arguments[0], "value", "")
             if self._code.has_tables or (isinstance(text, str) and "@" in text):
                 self._doubt(node, f"has {tail(node.func)}() look names up", self._module.name)
         self._plain(node)

@@ -26,6 +26,7 @@ DEPTH = 20
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+Import = ast.Import | ast.ImportFrom
 
 
 # Syntax trees
@@ -223,7 +224,7 @@ class Module:
             ):
                 return self._is_entry
             case ast.If(test, body, []) if tail(test) == FOR_TYPES and not self._has_own_flag:
-                return not all(isinstance(inner, ast.Import | ast.ImportFrom) for inner in body)
+                return not all(isinstance(inner, Import) for inner in body)
         return True
 
     def alias(self, name: str, bound: Iterable[ast.AST]) -> Alias | None:
@@ -399,7 +400,7 @@ class Symbols:
     def names_in(self, module: Module, seen: frozenset[Module] = frozenset()) -> set[str]:
         """Return the names that a module has, also by `import *`; `*` stands for all of a library,
         or of a module that cannot be read."""
-        names = {*module.definitions, *module.aliases}
+        names = {*module.bound}
         for star in module.stars if module not in seen else ():
             other = self.get(star)
             names |= self.names_in(other, seen | {module}) if other else {"*"}
@@ -413,8 +414,7 @@ class Symbols:
             return False
         names = self.names_in(other)
         mentioned = {node.id for node in other.nodes if isinstance(node, ast.Name)}
-        own = {*module.definitions, *module.aliases}
-        is_double = not all(name.startswith("_") for name in names & own)
+        is_double = not all(name.startswith("_") for name in names & module.bound.keys())
         is_open = not {"*", "__all__"}.isdisjoint(names | mentioned)
         is_outermost = any(f"{star}.*" in module.modules_of(each) for each in module.statements)
         return is_double or is_open or not is_outermost
@@ -453,10 +453,9 @@ class Symbols:
         rest = [*([name] if name else []), *chain[1:]]
         if base not in self:
             head, *more = ".".join([base, *rest]).split(".", 2)
-            path = ".".join([head, *more[:1]])
-            return Target(
-                "outside", "", ".".join([self._door.get(path, path), *more[1:]]), len(chain)
-            )
+            door = ".".join([head, *more[:1]])
+            path = ".".join([self._door.get(door, door), *more[1:]])
+            return Target("outside", "", path, len(chain))
         while rest:
             module = self.get(base)
             if module and (found := self._bound(module, rest, depth + 1)):
