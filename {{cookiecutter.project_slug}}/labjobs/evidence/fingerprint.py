@@ -123,14 +123,10 @@ class Project:
         return found
 
     @cached_property
-    def python_files(self) -> list[Path]:
-        """All files with Python code in the project's folder."""
-        return [file for file in self.files if file.suffix == ".py"]
-
-    @cached_property
-    def modules(self) -> list[str]:
-        """All modules in the project's folder that can be part of a job."""
-        return list(filter(None, map(self.symbols.name_of, self.python_files)))
+    def python_files(self) -> dict[Path, str]:
+        """All files with Python code in the project's folder, each with the name of its module,
+        which is empty if it cannot be part of a job."""
+        return {file: self.symbols.name_of(file) for file in self.files if file.suffix == ".py"}
 
     def _programs(self, word: str) -> set[str]:
         """The programs in the project that a word may name, by its ending or their first bytes.
@@ -154,7 +150,6 @@ class Project:
             statement
             for statement in module.statements
             if statement in self.code.effects(module).statements
-            or self.code.values.rebound(module, statement)
             or any(map(self.acts, module.modules_of(statement)))
             or ("__future__" in module.modules_of(statement) and self._looks_at_types(module))
         ]
@@ -171,8 +166,7 @@ class Project:
         seen = {*waiting}
         while waiting:
             if module := self.symbols.get(waiting.pop()):
-                rebound = partial(self.code.values.rebound, module)
-                if self.code.effects(module).statements or any(map(rebound, module.statements)):
+                if self.code.effects(module).statements:
                     return True
                 imported = {part for each, _ in module.imports for part in parents(each)} - seen
                 waiting.extend(imported)
@@ -249,6 +243,8 @@ class Fingerprint:
         self.lines: dict[str, list[range]] = {}
         """The lines of each module that are in a part, counted from 0."""
         self._find(also)
+        self.advice = [*self._advice.values()]
+        """A line for each module that counts as a whole, with the reason and where it stands."""
         for job, code in inputs.items():
             self._put(f"input:{job}", code, partial("code {}".format, code), "")
         self.parts = {
@@ -261,11 +257,6 @@ class Fingerprint:
         self.digest = " ".join([hashlib.sha256(text.encode()).hexdigest(), *also])
         """SHA-256 over the scheme's number and the parts; followed by the names of the definitions
         that the fingerprint was widened by."""
-
-    @property
-    def advice(self) -> Sequence[str]:
-        """A line for each module that counts as a whole, with the reason and where it stands."""
-        return [*self._advice.values()]
 
     @cached_property
     def unseen(self) -> dict[str, str]:
@@ -398,8 +389,8 @@ class Fingerprint:
     def _take_everything(self, by: str, why: str) -> None:
         """Take all modules of the project, if it cannot be known which are used."""
         self._runs_programs = True
-        for file in self._project.python_files:
-            if name := self._symbols.name_of(file):
+        for file, name in self._project.python_files.items():
+            if name:
                 self._take_whole(name, by, why)
             else:
                 self._put_file(f"file:{file.relative_to(self._folder).as_posix()}", file, by)
@@ -412,8 +403,9 @@ class Fingerprint:
         self._put_file(part, self._folder / self._symbols.path(name), by)
         self._import(name, by)
         self.lines.setdefault(name, []).append(EVERY_LINE)
-        for inner in (each for each in self._project.modules if each.startswith(f"{name}.")):
-            self._take_whole(inner, part, why)
+        for inner in self._project.python_files.values():
+            if inner.startswith(f"{name}."):
+                self._take_whole(inner, part, why)
         self._advice.setdefault(name, f"{self._symbols.path(name)} counts as a whole: {why}")
         if module is None:
             return
@@ -446,8 +438,6 @@ class Fingerprint:
             value = self._settings.get(key.value, Undecided)  # a setting that is in no identity
             key = ALL if value is Undecided else Key("constant", str(value))
         _, asked = self._asked.setdefault(name, (by, set()))
-        if key in asked:
-            return
         asked.add(key)
         if key == ALL:
             keys = "\n".join(entry.key for entry in self._registries.entries[name])

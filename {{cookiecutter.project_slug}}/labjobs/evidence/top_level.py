@@ -227,8 +227,9 @@ class Effects:
             if len(statements) > 1 and (module.name, name) not in registries.entries
             for statement in statements
         }
+        again |= {each for each in module.statements if values.rebound(module, each)}
         self.statements = [s for s in module.statements if s in again or self._acts(s)]
-        """In their order, with those that bind a name again."""
+        """In their order, with those that bind a name again, and imports of one that may change."""
 
     def _acts(self, statement: ast.stmt) -> bool:
         try:
@@ -407,10 +408,9 @@ class Effects:
             case [
                 ast.Assign([ast.Name()], value) | ast.AnnAssign(ast.Name(), _, ast.expr() as value)
             ] if found and not self._may_change(found[0].name, found[1]):
-                calls = (n.func for n in everywhere(value) if isinstance(n, ast.Call))
+                parts = [*everywhere(value)]
+                calls = (part.func for part in parts if isinstance(part, ast.Call))
                 is_fixed = all(self._path(found[0], function) in MAKE_FIXED for function in calls)
-                is_fixed &= not any(
-                    isinstance(n, ast.List | ast.Dict | ast.Set) for n in everywhere(value)
-                )
+                is_fixed &= not any(isinstance(p, ast.List | ast.Dict | ast.Set) for p in parts)
                 return is_fixed and self._is_data(found[0], value, depth + 1)
         return False
