@@ -108,7 +108,10 @@ class Values:
         for module in modules:
             for statement in module.statements:
                 self._index(statement, module)
-        self._classes = dict(self._declared_classes())
+        declaring = symbols.get(MODULE)
+        bound = declaring.definitions.items() if declaring else ()
+        self._classes = {n: s for n, ss in bound for s in ss if isinstance(s, ast.ClassDef)}
+        """The classes of settings.py by their names."""
         self.settings = self._with_bases(self._named(symbols.get(symbols.entry)))
         self.looks_at_fields = "fields" in self._mentioned
         declared = [*self._declared()]
@@ -229,12 +232,6 @@ class Values:
             if first and (found := self._symbols.definition(call.module, first[0])):
                 return found[1]
         return "Settings"
-
-    def _declared_classes(self) -> Iterator[tuple[str, ast.ClassDef]]:
-        """Yield the classes of settings.py by their names."""
-        module = self._symbols.get(MODULE)
-        for name, nodes in module.definitions.items() if module else ():
-            yield from ((name, node) for node in nodes if isinstance(node, ast.ClassDef))
 
     def _with_bases(self, name: str, derived: tuple[str, ...] = ()) -> list[str]:
         """Return the names of a class of settings.py and of its bases, these first."""
@@ -362,7 +359,8 @@ class Values:
         try:
             if values := list(_values(name, owner.nodes)):
                 return self.keys(Place(values[0], owner, module))
-            if not (given := self._given(owner.node, name, module)):
+            given = self._given(owner.node, name, module) if isinstance(bound[0], ast.arg) else None
+            if not given:
                 return None
             passed, by_engine = given
             found = [self.keys(each) for each in passed]
@@ -402,12 +400,10 @@ class Values:
         names = self._renamed.get(function.name, {function.name})
         named = [use for name in names for use in self._uses.get(name, [])]
         uses = [call for use, call in named if self._refers(use, use.node, exact)]
-        scope = self._symbols.scope(function, None)
         if (
             module.definitions.get(function.name) != [function]
             or function.name in self._stored | self._shared
             or not paths <= TRANSPARENT
-            or any(not isinstance(node, ast.arg) for node in scope.bound[name])
             or not all(use and self._is_engines(use) for use in uses)
         ):
             return None
@@ -422,8 +418,7 @@ class Values:
                 is_named = self._symbols.within(call.module, call.scope, chain_of(call.node.func))
                 if not uses or is_named or not self._may_be(call, function):
                     continue
-            passed = self._argument(call, function, name)
-            if passed is None:
+            if (passed := self._argument(call, function, name)) is None:
                 return None
             found.append(passed)
         return found, bool(uses)
@@ -445,8 +440,8 @@ class Values:
             return True
         chain = chain_of(function.value)  # `command`, of `command = launch.begin(…)`
         begun = [v for name in chain[:1] for v in _values(name, use.module.nodes)]
-        made = [getattr(value, "func", None) for value in begun if isinstance(value, ast.Call)]
-        paths = [self._symbols.path_of(use.module, function) for function in made if function]
+        made = [value.func for value in begun if isinstance(value, ast.Call)]
+        paths = [self._symbols.path_of(use.module, called) for called in made]
         return len(chain) == len(begun) == 1 and paths == ["labjobs.launch.begin"]
 
     def _is_given_away(self, call: Place, names: set[str]) -> bool:
@@ -558,6 +553,8 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.IsNot: operator.is_not,
 }
 
+COLLECTIONS = {ast.Tuple: tuple, ast.List: list, ast.Set: set}
+
 
 class Undecided(Exception):
     """A condition depends on more than the values of settings."""
@@ -594,12 +591,8 @@ class Conditions:
                     if bool(value) is isinstance(kind, ast.Or):
                         break
                 return value
-            case ast.Tuple(elts=values):
-                return tuple(map(self._value, values))
-            case ast.List(elts=values):
-                return [*map(self._value, values)]
-            case ast.Set(elts=values):
-                return {*map(self._value, values)}
+            case ast.Tuple(elts=values) | ast.List(elts=values) | ast.Set(elts=values):
+                return COLLECTIONS[type(node)](map(self._value, values))
             case ast.Compare(left=left, ops=[kind], comparators=[right]):
                 value, other = self._value(left), self._value(right)
                 if isinstance(kind, ast.In | ast.NotIn) and isinstance(other, str):
