@@ -460,8 +460,7 @@ def _hook() -> None:
 
 def _noted(event: str, args: tuple[Any, ...]) -> None:
     # In this order: while Python ends, these become None.
-    listening = _notes or _listening
-    if not listening or event not in EVENTS or getattr(_thread, "aside", False):
+    if not (_notes or _listening) or event not in EVENTS or getattr(_thread, "aside", False):
         return
     # Importing a module lists the folder that it is in.
     if event in LISTED and sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):

@@ -248,12 +248,10 @@ CODE_COPY, ENGINE_COPY, INSTALLED = "code_copy", "engine_copy", "installed"  # i
 def keep_copies(runs_root: Path) -> dict[str, str]:
     """Keep the code and the versions of this process; returns the paths of the copies, relative
     to the folder of runs, for settings.json."""
-    paths = {}
-    for name, (path, content) in _copies().items():
+    for path, content in _copies().values():
         if not (runs_root / path).exists():
             files.write_shared(runs_root / path, content)
-        paths[name] = path
-    return paths
+    return {name: path for name, (path, _) in _copies().items()}
 
 
 @cache
