@@ -315,9 +315,8 @@ class Effects:
         match found[0].definitions[found[1]] if found else []:
             case [ast.ClassDef(keywords=[], body=body, bases=bases)] if found:
                 hooks = ("__init_subclass__", "__class_getitem__", "__set_name__")
-                return not any(getattr(s, "name", "") in hooks for s in body) and all(
-                    self._is_base(found[0], base, depth + 1) for base in bases
-                )
+                acts = any(getattr(inner, "name", "") in hooks for inner in body)
+                return not acts and all(self._is_base(found[0], each, depth + 1) for each in bases)
         return False
 
     def _path(self, module: Module, node: ast.AST) -> str:

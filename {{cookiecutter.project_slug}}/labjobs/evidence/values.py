@@ -206,10 +206,8 @@ class Values:
             _, home, name, _ = self._symbols.of_import(*alias, [""])
             found = self._symbols.get(home) if name else None
             in_circle = found and any(each in self._symbols for each, _ in found.imports)
-            if (found or not home) and (
-                (found and in_circle and len(found.bound.get(name, ())) > 1)
-                or self.may_change(home, name)
-            ):
+            is_early = found and in_circle and len(found.bound.get(name, ())) > 1
+            if is_early or ((found or not home) and self.may_change(home, name)):
                 return f"{home}.{name}".lstrip(".")
         return ""
 

@@ -60,9 +60,8 @@ def accepted(folder: Path = CODE) -> Sequence[Accepted]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise SettingsError(
-            f"{layout.ACCEPTED}: cannot be read; restore it from version control"
-        ) from error
+        line = f"{layout.ACCEPTED}: cannot be read; restore it from version control"
+        raise SettingsError(line) from error
 
 
 def accept(further: Iterable[Accepted], folder: Path = CODE) -> None:
