@@ -443,9 +443,8 @@ class Writer:
         self.out.append(f"{type(node).__name__}(")
         self.write(node.generators[0].iter)  # which does not see the names of the comprehension
         with self._inside(node):
-            for name in ("elt", "key", "value", "generators"):
-                if hasattr(node, name):
-                    self._field(name, getattr(node, name))
+            for name, value in ast.iter_fields(node):
+                self._field(name, value)
         self.out.append(")")
 
     _ListComp = _SetComp = _DictComp = _GeneratorExp = _comprehension_of
