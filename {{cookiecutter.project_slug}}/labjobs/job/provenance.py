@@ -102,7 +102,7 @@ def _changes() -> str:
             git("read-tree", "HEAD", index=copy)
         new = names("ls-files", "--others", "--exclude-standard", index=copy)
         new = [name for name in new if name != layout.PROJECT_ID]
-        changed = names("diff", "HEAD", "--relative", "--name-only", index=copy)
+        changed = names("diff", "HEAD", "--relative", "--name-only", "--no-renames", index=copy)
         closed = [name for name in (*changed, *new) if is_closed(name)]
         counts = names("diff", "HEAD", "--relative", "--numstat", "--no-renames", index=copy)
         binary = [line[4:] for line in counts if line.startswith("-\t-\t")]
