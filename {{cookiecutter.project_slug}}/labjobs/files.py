@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
 
+TAIL = 65_536  # bytes at the end of a journal, or an output, that surely hold its last line
+
 SEAL = b',\n  "crc": "%08x"\n}\n'  # ends a record; the end of a journal's line has no line break
 
 
@@ -64,6 +66,14 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def tail(path: Path) -> bytes:
+    """Return the last TAIL bytes of a file; none if it cannot be read."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+        return file.read()
+    return b""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -136,10 +146,6 @@ ENGINE = Path(__file__).resolve().parent
 """The folder of the engine that runs: installed, or in the project."""
 
 
-OF_PROJECT = ("settings.py", "pyproject.toml")
-"""What a folder of sys.path has if it is a project's."""
-
-
 def _code() -> Path:
     """The script's folder, the current one or the nearest above it, if it has a settings.py; else
     that of a project which sys.path names, as in a notebook that lies elsewhere."""
@@ -152,7 +158,8 @@ def _code() -> Path:
         if folder != ENGINE and (folder / "settings.py").is_file():
             return folder
     for folder in map(Path, sys.path):
-        if folder != ENGINE and all((folder / name).is_file() for name in OF_PROJECT):
+        of_project = (folder / "settings.py", folder / "pyproject.toml")
+        if folder != ENGINE and all(file.is_file() for file in of_project):
             return folder.absolute()
     return Path(os.environ.get("PROJECT_FOLDER", here))
 

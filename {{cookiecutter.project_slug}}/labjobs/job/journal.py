@@ -33,13 +33,11 @@ from weakref import finalize
 
 from labjobs import layout
 from labjobs.errors import JobError
-from labjobs.files import opened, read_record, sealed, write_record
+from labjobs.files import opened, read_record, sealed, tail, write_record
 from labjobs.machine import Reading
 
 SEAL = b', "crc": "%08x"}\n'  # the end of a line
 CRC = slice(-len(b'%08x"}\n' % 0), -len(b'"}\n'))  # where a line has its checksum
-
-TAIL = 65_536  # bytes at the end of a journal, or an output, that surely hold its last line
 
 # What a job of `jobs.py find` measures (training/probes.py): in a window of time, with memory in
 # bytes; and in each step, logged like training metrics.
@@ -100,26 +98,19 @@ def last_of(attempt: Path, metric: str) -> dict[str, Any]:
     """Return the last line with a metric, if it is near the end of an attempt's journal; empty if
     it is not, or if the line is damaged or of another journal."""
     key = f'"{metric}": '.encode()
-    lines = [line for line in _tail(attempt) if key in line]
+    every = tail(attempt / layout.JOURNAL).splitlines(keepends=True)
+    lines = [line for line in every if key in line]
     return decoded(lines[-1], seed_of(id_of(attempt))) if lines else {}
 
 
 def last_time(attempt: Path) -> int:
     """Return when an attempt last logged something, in milliseconds since 1970; 0 if its journal
     does not say."""
-    for line in reversed(_tail(attempt)):
+    for line in reversed(tail(attempt / layout.JOURNAL).splitlines()):
         with suppress(ValueError, TypeError, AttributeError, RecursionError):  # half, or damaged
             if at := json.loads(line).get("time"):
                 return int(at)
     return 0
-
-
-def _tail(attempt: Path) -> list[bytes]:
-    """The last lines of an attempt's journal; the first of them may lack its beginning."""
-    with suppress(OSError), (attempt / layout.JOURNAL).open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-        return file.readlines()
-    return []
 
 
 def lines_of(attempt: Path) -> list[dict[str, Any]]:

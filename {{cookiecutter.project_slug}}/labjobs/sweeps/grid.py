@@ -331,10 +331,7 @@ def _ending(entry: Entry, state: str) -> str:
 
 def last_line(output: Path) -> str:
     """Return the last line of a job's output; empty if somebody has removed that."""
-    with suppress(OSError), output.open("rb") as file:
-        file.seek(max(0, output.stat().st_size - journal.TAIL))
-        return file.read().decode(errors="replace").rstrip("\n").rpartition("\n")[2]
-    return ""
+    return files.tail(output).decode(errors="replace").rstrip("\n").rpartition("\n")[2]
 
 
 def same_results(entries: Iterable[Entry]) -> Iterator[str]:
