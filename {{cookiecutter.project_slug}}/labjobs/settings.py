@@ -240,8 +240,7 @@ class Span(str):
         if not found:
             raise ValueError(f"must be {cls.WANTED}")
         steps, epochs, decimals = found.groups(default="")
-        fraction = f".{decimals}".rstrip("0").rstrip(".")
-        number = f"{epochs}{fraction}"
+        number = f"{epochs}.{decimals}".rstrip("0").rstrip(".")
         return super().__new__(cls, steps or (f"{number}e" if number != "0" else "0"))
 
     def __bool__(self) -> bool:

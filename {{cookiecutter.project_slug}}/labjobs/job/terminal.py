@@ -49,7 +49,7 @@ class Interrupted(Stopped):
 
     def __init__(self, number: int) -> None:
         super().__init__(f"by {signal.Signals(number).name}")
-        self.number, self.status = number, SIGNALLED + number
+        self.status = SIGNALLED + number
 
 
 class Paused(Stopped):

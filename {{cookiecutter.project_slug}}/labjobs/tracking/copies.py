@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from labjobs import files, layout
-from labjobs.errors import JobError, SettingsError, cause, did_you_mean
+from labjobs.errors import JobError, SettingsError, cause, require_known
 from labjobs.files import PROJECT
 from labjobs.job import journal
 from labjobs.job.journal import Damaged
@@ -114,10 +114,9 @@ def check() -> None:
                 Path(folder).mkdir(exist_ok=True)
             except OSError as error:
                 raise SettingsError(f"{TABLES} {folder}: {error.strerror}") from None
-        elif name not in TRACKERS:
-            line = f"there is no such tracker; {did_you_mean(name, TRACKERS)}"
-            raise SettingsError(f"{VARIABLE} {name}: {line}")
-        elif not any(metadata.distributions(name=name)):
+            continue
+        require_known([name], TRACKERS, f"{VARIABLE} {{}}: there is no such tracker")
+        if not any(metadata.distributions(name=name)):
             line = f"its package is not installed; uv sync --group {name}"
             raise SettingsError(f"{VARIABLE} {name}: {line}")
 

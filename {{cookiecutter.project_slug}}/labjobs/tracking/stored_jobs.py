@@ -12,7 +12,6 @@ import math
 import subprocess
 import sys
 from ast import literal_eval
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from itertools import groupby
@@ -92,7 +91,7 @@ class StoredJob(TypedDict):
 OVER = ("finished", "diverged")
 
 
-def _job(run: str, status: str, started: int, ended: int | None, tags: dict[str, str]) -> StoredJob:
+def _job(tags: dict[str, str], run: str, status: str, started: int, ended: int | None) -> StoredJob:
     state = "failed" if status == "FAILED" else "paused or interrupted"
     if status == "FAILED" and tags.get("diverged") == "true":
         state = "diverged"
@@ -121,9 +120,8 @@ def jobs(experiment: str) -> list[StoredJob]:
     same job id, code and data, a finished one, or the last to end."""
     over = [job for job in every(experiment) if job["state"] in OVER]
     over.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
-    code_and_data = ((job["tags"].get("code"), job["tags"].get("data")) for job in over)
-    alike = zip(over, code_and_data, strict=True)
-    return list({(job["job_id"], *evidence): job for job, evidence in alike}.values())
+    code_and_data = ("code", "data")
+    return [*{(job["job_id"], *map(job["tags"].get, code_and_data)): job for job in over}.values()]
 
 
 def unfinished(runs: Iterable[StoredJob]) -> list[StoredJob]:
@@ -152,11 +150,7 @@ def _by_sql(path: Path, experiment: str, query: str) -> list[StoredJob]:
     tags: dict[str, dict[str, str]] = {run: {} for run, *_ in runs}
     for run, key, value in select(path, query, runs=json.dumps(list(tags))):
         tags[run][key] = value
-    return [
-        _job(run, status, started, ended, tags[run])
-        for run, status, started, ended in runs
-        if "job_id" in tags[run]
-    ]
+    return [_job(tags[run], run, *about) for run, *about in runs if "job_id" in tags[run]]
 
 
 def _by_client(experiment: str) -> list[StoredJob]:
@@ -173,7 +167,7 @@ def _by_client(experiment: str) -> list[StoredJob]:
         about, data = run.info, run.data
         if "job_id" in data.tags:
             times = about.start_time, about.end_time
-            job = _job(about.run_id, about.status, *times, data.tags)
+            job = _job(data.tags, about.run_id, about.status, *times)
             job["params"] = data.params
             job["metrics"] = {key: _number(value) for key, value in data.metrics.items()}
             found.append(job)
@@ -266,12 +260,12 @@ class Known:
         found, others = _content(sent, {name for name, *_ in points})
         # An attempt logs its costs each time that it ends: the last ones count.
         last = {point[0]: point for point in sorted(found, key=lambda p: (*p[1:3], float(p[3])))}
-        counting = Counter(p for p in found if p[0] not in costs.NAMES or p == last[p[0]])
+        counting = {p for p in found if p[0] not in costs.NAMES or p == last[p[0]]}
         same = (
             (there := others.get(key, "")) == text or (len(there) >= CUT and text.startswith(there))
             for key, text in wanted.items()
         )
-        return counting != Counter(points) or not all(same)
+        return counting != {*points} or not all(same)
 
     def lacking(self, attempt: Path, names: Iterable[str]) -> list[str]:
         """Return which files of an attempt its run lacks. Raises ConnectionError."""
@@ -292,7 +286,7 @@ class Known:
 Point = tuple[str, int, int, str]  # a metric, its step, its time and its value in digits
 
 
-def _content(run: str, names: Set[str]) -> tuple[Counter[Point], dict[tuple[str, str], str]]:
+def _content(run: str, names: Set[str]) -> tuple[set[Point], dict[tuple[str, str], str]]:
     """The points of a run, from a server those of metrics with these names; and its last metrics,
     its params and its tags."""
     if path := sqlite_path():
@@ -311,7 +305,7 @@ def _content(run: str, names: Set[str]) -> tuple[Counter[Point], dict[tuple[str,
         for kind, own in rows.items()
         for _, name, value in own
     }
-    return Counter((*place, repr(_number(value))) for *place, value in points), others
+    return {(*place, repr(_number(value))) for *place, value in points}, others
 
 
 def evidence(job: JobFolder[Any], run: StoredJob) -> Evidence:
@@ -470,16 +464,13 @@ def name_all(stored: Iterable[StoredJob]) -> None:
     for job_id, job in {attempt["job_id"]: attempt for attempt in stored}.items():
         with suppress(SettingsError):  # settings of older code
             kind = identity.read(script_of(job)).settings
-            attempts.name_input(job_id, _settings_of(job, kind), script_of(job))
+            settings = identity.restore(kind, plain_settings(job, kind))
+            attempts.name_input(job_id, settings, script_of(job))
 
 
 def script_of(job: StoredJob) -> str:
     """Return the name of a job's script."""
     return job["tags"].get("script", identity.DEFAULT)
-
-
-def _settings_of(job: StoredJob, kind: type[Any]) -> Any:
-    return identity.restore(kind, plain_settings(job, kind))
 
 
 def plain_settings(job: StoredJob, kind: type[Any] | None) -> dict[str, Any]:
@@ -498,7 +489,7 @@ def _evidence(job: StoredJob, kind: type[Any]) -> Evidence:
         return Evidence()
     folder = folder_of(tags.get("job_folder", ""))
     try:
-        settings = _settings_of(job, kind)
+        settings = identity.restore(kind, plain_settings(job, kind))
         code = attempts.present_code(settings, script_of(job), folder.parent.parent)
     except SettingsError as error:
         return Evidence(str(error))
