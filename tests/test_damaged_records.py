@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 from faults import one_line, silent
+from labjobs import files
 
 JOB = ("--epochs", "2", "--log-every", "1", "--batch-size", "256", "--quiet")
 
@@ -18,12 +19,18 @@ def test_a_damaged_journal_is_refused_and_nothing_of_it_is_sent(project):
     path = project.folder(job) / "metrics.jsonl"
     before = project.journalled(job)
     path.write_bytes(path.read_bytes().replace(b'"step": 3,', b'"step": 4,', 1))
+    killed = project.folder("000000000000")  # before its first line
+    killed.mkdir(parents=True)
+    files.write_record(killed / "settings.json", {"id": "000000000000"})
+    (killed / "metrics.jsonl").touch()
     sent = project.do("python", "jobs.py", "sync")
+    shutil.rmtree(killed.parent)
     assert sent.returncode == 1
-    line, last = sent.stderr.splitlines()
+    first, line, last = sent.stderr.splitlines()
+    assert first.startswith("job 000000000000 cannot be sent: metrics.jsonl has no line yet; ")
     assert line.startswith(f"job {job} cannot be sent: metrics.jsonl is damaged at line ")
     assert line.endswith("; --force starts the job over")
-    assert last == "0 of 1 attempts sent"
+    assert last == "0 of 2 attempts sent"
     said = one_line(project.run(*JOB), 1)
     assert "failed: metrics.jsonl is damaged at line " in said
     assert "; --force starts the job over (" in said

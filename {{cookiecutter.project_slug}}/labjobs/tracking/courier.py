@@ -199,9 +199,10 @@ class Delivery:
         self._file = (folder / layout.JOURNAL).open("rb")
         self._reader = journal.Reader(self._file)
         self._unsent: list[Line] = []
-        self.status, self.gpu, self.processes = "", "", 1
         self.read()
         journal.check(folder, self._reader)
+        if not self._unsent:  # the job was killed before the first one
+            raise Damaged(f"{layout.JOURNAL} has no line yet; the job's own command writes some")
         self._journal = str(self._reader.start["journal"])
         self._run = Run(folder, about, self._journal, self._unsent[0].get("time", 0))
         self._is_open = False

@@ -342,7 +342,8 @@ def _by_other_process(experiment: str) -> list[StoredJob]:
         why = f"no answer in {LONGEST_QUERY:.0f} s"
         raise ConnectionError(f"{AWAY}: {mlflow_store.shown()}: {why}") from error
     if answer.returncode:
-        line = mlflow_store.last_line(answer.stderr)
+        killed = f"{AWAY}: asking it ended with status {answer.returncode}"
+        line = mlflow_store.last_line(answer.stderr.strip() or killed)
         wrong = answer.returncode == exit_status.WRONG
         raise SettingsError(line) if wrong else ConnectionError(line)
     found: list[StoredJob] = json.loads(answer.stdout)
