@@ -295,9 +295,8 @@ def delivered(folder: Path) -> bool:
     noted = read_record(folder / layout.SENT)
     start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
     all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))
-    if all_of_it != (mlflow_store.fingerprint(), start.get("journal"), True):
-        return False
-    if copies.lacking(folder):
+    wanted = mlflow_store.fingerprint(), start.get("journal"), True
+    if all_of_it != wanted or copies.lacking(folder):
         return False
     with (folder / layout.JOURNAL).open("rb") as file:
         is_own = journal.start_in(file.readline()) == start
@@ -331,7 +330,7 @@ def sync(runs_root: Path, known: Known | None = None, as_json: bool = False) -> 
         return not delivered(attempt) or bool(known and not known.holds(attempt))
 
     def lacking(attempt: Path) -> Sequence[str]:
-        return known.lacking(attempt, _files_of(attempt)) if known else ()
+        return known.lacking(attempt) if known else ()
 
     folders = [file.parent for file in sorted(runs_root.glob(f"*/*/{layout.JOURNAL}"))]
     left = [each for each in folders if missing(each) or changed(each) or lacking(each)]
@@ -362,14 +361,6 @@ def sync(runs_root: Path, known: Known | None = None, as_json: bool = False) -> 
     line = f"{len(sent)} of {len(left)} attempts sent" if left else "the tracking store has all"
     unsent = len(left) - len(sent)
     return end(exit_status.FAILED if unsent else exit_status.DONE, line, unsent)
-
-
-def _files_of(folder: Path) -> list[str]:
-    """Return the names that the files of an attempt, which has ended, have in its run."""
-    names = [name for line in journal.lines_of(folder) for name in line.get("files", ())]
-    definitions = code_evidence.definitions(folder)
-    there = [name for name in (*names, *AT_THE_END) if (folder / name).exists()]
-    return [*there, definitions.name] if definitions.exists() else there
 
 
 def _forget(folder: Path) -> None:

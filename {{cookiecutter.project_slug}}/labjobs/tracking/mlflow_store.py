@@ -389,8 +389,7 @@ class Run:
                 path = None if below == "." else below
                 self._client.log_artifact(self.id, str(folder / name), path)
             except Exception as error:  # for any file store
-                why = f"{name} is not here: {reason(error)}"
-                self._client.set_tag(self.id, "files", why)
+                self._client.set_tag(self.id, "files", f"{name} is not here: {reason(error)}")
                 return
 
     def has_read(self, attempt: Path) -> None:
@@ -438,10 +437,9 @@ class Run:
     def _all(self) -> "list[StoredRun]":
         """The runs of this attempt and of others with its code or owner, the oldest first."""
         query = f"tags.job_id = '{self._job}'"
-        found = self._client.search_runs([self._experiment], query)
         mine = [
             run
-            for run in found
+            for run in self._client.search_runs([self._experiment], query)
             if run.data.tags.get("code") == self._code or run.data.tags.get("owner") == self._owner
         ]
         return sorted(mine, key=lambda run: (run.info.start_time, run.info.run_id))

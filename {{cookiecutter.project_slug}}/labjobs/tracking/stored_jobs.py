@@ -24,12 +24,13 @@ from labjobs.cli import flags
 from labjobs.cli.flags import as_text
 from labjobs.errors import JobError, SettingsError
 from labjobs.files import CODE, PROJECT, read_record
-from labjobs.job import attempts, code_evidence, data_evidence, identity
+from labjobs.job import attempts, code_evidence, data_evidence, identity, journal
 from labjobs.job.attempts import Evidence
 from labjobs.job.folder import STOPPED, JobFolder
 from labjobs.job.identity import is_fetched
 from labjobs.tracking import copies, costs, mlflow_store
 from labjobs.tracking.mlflow_store import (
+    AT_THE_END,
     AWAY,
     LONGEST_QUERY,
     PROJECT_ID,
@@ -267,10 +268,15 @@ class Known:
         )
         return counting != {*points} or not all(same)
 
-    def lacking(self, attempt: Path, names: Iterable[str]) -> list[str]:
-        """Return which files of an attempt its run lacks. Raises ConnectionError."""
+    def lacking(self, attempt: Path) -> list[str]:
+        """Return which files of an attempt, which has ended, its run lacks, by their names there.
+        Raises ConnectionError, and Damaged if its journal is."""
         if not (sent := self._run_of(attempt)):
             return []
+        names = [name for line in journal.lines_of(attempt) for name in line.get("files", ())]
+        names = [name for name in (*names, *AT_THE_END) if (attempt / name).exists()]
+        definitions = code_evidence.definitions(attempt)
+        names += [definitions.name] if definitions.exists() else []
         if path := sqlite_path():
             query = "SELECT artifact_uri FROM runs WHERE run_uuid = :run"
             ((address,),) = select(path, query, run=sent)
