@@ -46,9 +46,7 @@ supports file stores."""
 
 SQLITE = "sqlite:///"
 
-SERVER = re.compile(
-    r"(?P<scheme>[\w+.-]+://)(?P<user>[^/?#]*@)?(?P<host>[^/?#@]*)(?P<rest>.*)", re.DOTALL
-)
+SERVER = re.compile(r"[\w+.-]+://([^/?#]*@)?(?P<host>[^/?#@]*)(?P<rest>.*)", re.DOTALL)
 
 
 def store_uri() -> str:
@@ -58,11 +56,8 @@ def store_uri() -> str:
     if given.startswith(SQLITE):
         path, mark, options = given.removeprefix(SQLITE).partition("?")
         return f"{_sqlite_uri(Path(unquote(path)).absolute())}{mark}{options}"
-    server = SERVER.fullmatch(given)
-    if not server or not server["user"]:
-        return given
-    user = server["user"][:-1].replace("@", "%40")
-    return f"{server['scheme']}{user}@{server['host']}{server['rest']}"
+    before_host = r"^[\w+.-]+://[^/?#]*(?=@)"  # with the user and the password
+    return re.sub(before_host, lambda found: found[0].replace("@", "%40"), given)
 
 
 def _sqlite_uri(path: Path) -> str:
@@ -385,9 +380,8 @@ class Run:
                 never_changed = name == layout.BEST or folder.name == layout.CODES
                 if never_changed and self._link(folder / name):
                     continue
-                below = Path(name).parent.as_posix()
-                path = None if below == "." else below
-                self._client.log_artifact(self.id, str(folder / name), path)
+                below = name.rpartition("/")[0]
+                self._client.log_artifact(self.id, str(folder / name), below or None)
             except Exception as error:  # for any file store
                 self._client.set_tag(self.id, "files", f"{name} is not here: {reason(error)}")
                 return
@@ -419,20 +413,17 @@ class Run:
         """Give the run a second name for a file (a hard link) instead of a copy, since weights can
         be large, and jobs many; it is never changed, only replaced. Returns whether that is
         possible: not if the run's files are on a server or on another disk."""
-        folder = local_folder(self._artifacts)
-        if not folder:
+        if not (folder := local_folder(self._artifacts)):
             return False
-        target = folder / file.name
-        part = target.with_name(f".{target.name}")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+        part = folder / f".{file.name}"
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
             part.unlink(missing_ok=True)
             os.link(file, part)
-            part.replace(target)
+            part.replace(folder / file.name)
             part.unlink(missing_ok=True)  # if both are the same file already, replace() leaves it
-        except OSError:
-            return False
-        return True
+            return True
+        return False
 
     def _all(self) -> "list[StoredRun]":
         """The runs of this attempt and of others with its code or owner, the oldest first."""

@@ -352,8 +352,7 @@ def _by_other_process(experiment: str) -> list[StoredJob]:
         line = mlflow_store.last_line(answer.stderr.strip() or killed)
         wrong = answer.returncode == exit_status.WRONG
         raise SettingsError(line) if wrong else ConnectionError(line)
-    found: list[StoredJob] = json.loads(answer.stdout)
-    return found
+    return list(json.loads(answer.stdout))
 
 
 # Which experiments there are, and whose they are.
