@@ -308,7 +308,9 @@ def median_of(jobs: pd.DataFrame, metric: Metric) -> str:
     whose = "diverged jobs"
     if (lost["state"] != "diverged").any():
         whose = f"jobs without a finite {metric.text}"
-    return f", ranked by the median with {whose} as the worst" if len(lost) else ""
+    return (
+        f", ranked by the median with {whose} as the worst, then by the mean" if len(lost) else ""
+    )
 
 
 class Caption:
@@ -468,7 +470,8 @@ class Caption:
 
     def leaves_out(self) -> None:
         """Whether some repeats of two settings are not shared."""
-        metric, first = replace(self.shown, part="test"), self.groups[self.reference]
+        reference = self.ranked()[0] if self.reference is None else self.reference
+        metric, first = replace(self.shown, part="test"), self.groups[reference]
         pairs = [(known(own, metric), known(first, metric)) for own in self.tested.values()]
         assert any(len(on_shared(*pair, metric)[0]) < max(map(len, pair)) for pair in pairs)
 
@@ -585,6 +588,14 @@ class Caption:
             assert [*found.values()] == [(lost, every)], (said, wanted)
             return
         assert found == wanted, (why, said, wanted)
+
+    def failed(self, said: str) -> None:
+        jobs = self.tried[self.tried["state"] == "failed"]
+        counts = {name: len(own) for name, own in grouped(jobs, self.by).items()}
+        one = r"(\d+) jobs?(?: \((.*)\))?"
+        each = [re.fullmatch(one, part).groups() for part in said.split("; ")]
+        found = {parts_of(name or ""): int(n) for n, name in each}
+        assert found == (counts if len(counts) <= 6 else {frozenset(): len(jobs)}), (said, counts)
 
     def beyond(self, said: str) -> None:
         """How many values are beyond the axes: the points that are drawn, single jobs and means."""
@@ -825,7 +836,8 @@ SENTENCES: list[tuple[str, Test]] = [
     ),
     (
         r" Shown is the best of (\S+) values of (.+?) by ((?:validation) [\w-]+)(, ranked by the "
-        r"median with (?:diverged jobs|jobs without a finite [\w -]+) as the worst)?: "
+        r"median with (?:diverged jobs|jobs without a finite [\w -]+) as the worst, then by the "
+        r"mean)?: "
         r"(.+?)\.(?= [A-Z]|$)",
         Caption.choice,
     ),
@@ -835,6 +847,7 @@ SENTENCES: list[tuple[str, Test]] = [
         r"(.+?)\.(?= [A-Z]|$)",
         Caption.left_out,
     ),
+    (r" Failed, so in no mean: (.+?)\.(?= [A-Z]|$)", Caption.failed),
     (r" Not all have the same splits, which may be unequally hard\.", lambda c: None),
     (r" (\S+%|Less than 0\.1%) of all values are beyond the axis\.", Caption.beyond),
     (r" (?:Arrows show where the|The) edges of the axes cut intervals off\.", lambda c: None),

@@ -576,6 +576,7 @@ OF_TABLES: list[tuple[str, Test]] = [
         lambda c: None,
     ),
     (r" .: not run\.", lambda c: None),
+    (r" Better than †, not bold: .*?\.(?= |$)", lambda c: None),
     (
         r" Not compared, as they differ from .*? by the same amount in all repeats: .*?\.(?= |$)",
         lambda c: None,
@@ -586,7 +587,7 @@ OF_TABLES: list[tuple[str, Test]] = [
         lambda c: any(metric.log for metric in c.metrics("")),
     ),
     (r" Set \d:(?= )", lambda c: None),
-    (r" †: the best by (validation [\w-]+)(, ranked by the median .*? worst)?\.", _dagger),
+    (r" †: the best by (validation [\w-]+)(, ranked by the median .*? mean)?\.", _dagger),
     (
         r" Shown is the best of (\S+) values of .+? by validation.*?: .*?\.(?= [A-Z†]|$)",
         lambda c, _: None,

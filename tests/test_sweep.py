@@ -461,7 +461,7 @@ def test_states_and_ctrl_c(lab):
     assert stopped.returncode == 130
     said = "run.sh: stopping the jobs because of Ctrl-C; a second Ctrl-C kills them\n"
     assert stopped.stderr == said
-    last = "0 of 2 jobs finished, 0 of them now; 1 interrupted, 1 not started"
+    last = "0 of 4 jobs finished, 0 of them now; 1 interrupted, 1 not started, 2 skipped"
     assert stopped.stdout.splitlines()[-1] == last
     found = json.loads(lab.sweep("--list", "--json").stdout)
     assert [row["state"] for row in found] == ["interrupted", "failed", "unsent", "pending"]

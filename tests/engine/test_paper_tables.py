@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import re
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -67,6 +68,42 @@ def test_the_best_on_validation_is_marked_and_what_cannot_be_told_apart_is_bold(
     (record,) = [each for each in table.records if each["row"] == "lr 3"][:1]
     assert record["difference_mean"] == pytest.approx(-0.2) and record["adjusted_p"] < 0.05
     assert record["job_ids"].count("lr=3") == record["n"] == 4
+
+
+def test_what_is_better_on_test_data_than_the_best_by_validation_is_named(store):
+    for lr, seed in product((1, 2), range(4)):
+        luck = 0.001 * seed + 0.0001 * lr * (-1) ** seed
+        last = {"val_accuracy": [lr / 10 + luck], "test_accuracy": [0.9 - lr / 10 + luck]}
+        store.job("better", last, DECLARED, lr=lr, seed=seed, monitor="val_accuracy")
+    table = paper_tables.results(tables.jobs("better"))
+    assert [(row[0].bold, row[0].chosen) for row in table.rows.values()] == [
+        *((False, False), (True, True))
+    ]
+    assert " Better than †, not bold: lr 1." in table.about
+
+
+def test_a_metric_that_a_task_does_not_have_is_no_column_of_it(store):
+    for dataset, lr, seed in product("ab", (1, 2), range(3)):
+        name = {"a": "accuracy", "b": "loss"}[dataset]
+        last = {f"{part}_{name}": [0.1 * lr + 0.01 * seed] for part in ("val", "test")}
+        how = {"dataset": dataset, "lr": lr, "seed": seed, "monitor": f"val_{name}"}
+        store.job("other metrics", last, DECLARED, **how)
+    jobs = tables.only(tables.jobs("other metrics"), {})
+    for table in (paper_tables.results(jobs), paper_tables.ablation(jobs, {"lr": 1})):
+        columns = [(column.task, column.title) for column in table.columns]
+        assert columns == [("a", "test accuracy ↑"), ("b", "test loss (nats) ↓")]
+        assert not any("no result" in cell.text for row in table.rows.values() for cell in row)
+
+
+def test_equal_results_have_no_interval_of_their_difference(store):
+    for lr, seed in product((1, 2), range(3)):
+        one(store, "equal", 0.5 + 0.01 * seed, 0.1, lr=lr, seed=seed)
+    table = paper_tables.results(tables.jobs("equal"))
+    (record,) = [each for each in table.records if each.get("difference_repeats")][:1]
+    assert record["difference_mean"] == 0 and math.isnan(record["difference_low"])
+    changed = paper_tables.ablation(tables.jobs("equal"), {"lr": 1})
+    assert changed.rows["lr: 1 → 2"][0].text == "0.00"
+    assert "or of equal results, have no interval" in changed.about
 
 
 def test_without_enough_repeats_nothing_is_bold_and_has_an_interval(store):
@@ -302,6 +339,8 @@ def test_files_say_the_same_and_are_the_same_for_the_same_results(store, tmp_pat
     cells = [cell for row in table.rows.values() for cell in row]
     assert len({*names}) == len(names) == len(cells)
     assert all(name.count("/main/") == 1 for name in names)
+    accents = replace(table, rows={"é": [*table.rows.values()][0]})
+    assert "csname result/main/é/test accuracy" in table_files.macros({"main": accents})
     assert re.search(
         r"result/main/.*test accuracy\\endcsname\{0\.900\\,\$\\pm\$\\,0\.020\}", macros
     )

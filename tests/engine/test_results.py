@@ -14,7 +14,7 @@ from labjobs.results import groups, metrics, paper_tables, style, tables
 from labjobs.results.comparison import compare, on_tasks
 from labjobs.results.metrics import NoResults
 from labjobs.results.samples import sample
-from labjobs.settings import Metric, added, setting
+from labjobs.settings import Metric, Weights, added, setting
 from scipy import stats
 from settings import METRICS
 
@@ -207,7 +207,9 @@ def test_what_is_chosen_is_ranked_in_the_same_way_and_called_the_same_everywhere
     one(store, "alike", [0.1], model="2 nets", lr=3, seed=1)
     shown = compare(tables.jobs("alike"), along=["lr"])
     best = "model convnet (for lr 1); model convnet (for lr 2); model 2 nets (for lr 3)"
-    assert shown.chosen.endswith(f", ranked by the median with diverged jobs as the worst: {best}.")
+    assert shown.chosen.endswith(
+        f", ranked by the median with diverged jobs as the worst, then by the mean: {best}."
+    )
 
 
 def test_jobs_without_finite_results_are_in_no_mean_of_curves(store):
@@ -233,7 +235,7 @@ def test_one_seed_of_five_that_diverged_does_not_make_a_setting_the_worst(store)
     style.label_settings({})
     jobs = tables.jobs("one lost")
     assert [*groups.ranked(jobs, ["lr"], metrics.chooser(jobs))] == ["lr 1", "lr 2"]
-    said = ", ranked by the median with diverged jobs as the worst"
+    said = ", ranked by the median with diverged jobs as the worst, then by the mean"
     assert compare(jobs, 3).first(12) == f"both settings{said}"
     shown = compare(jobs, 1)
     assert {*shown.jobs["lr"]} == {1}
@@ -344,12 +346,14 @@ def test_splits_that_also_share_test_examples_are_corrected_for_these(store, tmp
         index, right = np.arange(30) + split * (not fixed), np.arange(30) < 20 + split
         np.savez(folder / "predictions.npz", index=index, accuracy=right)
         how = {"split_seed": split, "tags": {"job_folder": str(folder)}, **SAME}
-        tests = {"test_accuracy": right.mean()}
+        tests = {"test_accuracy": right.mean(), "test_loss": 0.1 * split}
         store.job(f"fixed {fixed}", {"val_accuracy": [0.5]}, tests=tests, **how)
     jobs = tables.jobs(f"fixed {fixed}")
     found = sample(jobs, metrics.shown(jobs).of("test"))
     assert found.shared == (0 if fixed else 0.5)
     assert ("30 test examples" in found.over) == fixed
+    whole = sample(jobs, metrics.Measured("loss", metrics.declared(jobs)["loss"], "test"))
+    assert whole.over.endswith("; not over test examples)" if fixed else "that they share)")
 
 
 def test_what_halving_has_stopped_was_tried_too(store):
@@ -362,6 +366,50 @@ def test_what_halving_has_stopped_was_tried_too(store):
     assert compare(jobs, 2).among == "1\N{EN DASH}2"
     jobs.attrs[tables.UNFINISHED] = tables.unfinished("halved", None, "run").to_dict("records")
     assert compare(jobs, 2).among == "2"
+
+
+def test_what_failed_was_tried_too_and_is_named(store):
+    def tried(jobs):
+        jobs.attrs[tables.UNFINISHED] = tables.unfinished("failed", None, "run").to_dict("records")
+        return jobs
+
+    for model, lr, seed in product(("mlp", "vit"), (0.1, 0.2), range(2)):
+        if model == "mlp" or lr == 0.1:
+            one(store, "failed", [lr], model=model, lr=lr, seed=seed)
+    ended = {"status": "FAILED", "mark": False}
+    for model, lr, seed in (("knn", 0.1, 0), ("knn", 0.1, 1), ("mlp", 0.1, 3), ("vit", 0.2, 0)):
+        one(store, "failed", model=model, lr=lr, seed=seed, **ended)
+    shown = compare(tried(tables.jobs("failed")), 9, along=["lr"])
+    assert shown.first(12) == "the best 3 of 5 settings"
+    named = "2 jobs (knn, lr 0.1); 1 job (mlp, lr 0.1); 1 job (vit, lr 0.2)"
+    assert shown.notes == f" Failed, so in no mean: {named}."
+    best = compare(tried(tables.jobs("failed")), 2)
+    assert best.among == "2\N{EN DASH}3" and best.by == ["lr"]
+
+
+def test_ids_beside_none_are_none_in_all_jobs(store):
+    @dataclass(frozen=True)
+    class Settings:
+        """Their settings."""
+
+        init_from: Weights | None = None
+        seed: int = 0
+
+    one(store, "ids", init_from=None, seed=0)
+    one(store, "ids", init_from="0123456789ab:last", seed=1)
+    one(store, "ids", init_from=None, seed=2, status="KILLED", mark=False)
+    jobs = tables.jobs("ids", Settings)
+    jobs.attrs[tables.UNFINISHED] = tables.unfinished("ids", Settings, "run").to_dict("records")
+    found = tables.tried(jobs).sort_values("seed")["init_from"].tolist()
+    assert found == [None, "0123456789ab:last", None]
+
+
+def test_a_baseline_asks_for_nothing_that_its_jobs_agree_in(store):
+    for model, lr, batch in (("mlp", 0.1, 1), ("mlp", 0.1, 2), ("vit", 0.2, 1)):
+        one(store, "agree", model=model, lr=lr, batch=batch)
+    jobs = tables.jobs("agree")
+    with pytest.raises(NoResults, match=r"fits 2 of the settings; name batch as well$"):
+        groups.fitting(jobs, groups.varied(jobs), {"model": "mlp"})
 
 
 def test_a_row_is_the_same_setting_on_all_tasks_and_only_that(store):

@@ -250,7 +250,8 @@ class Attempt:
         with suppress(OSError, AttributeError):
             self._close(status, str(stop))
         flag = " without --pause-after" if status == "paused" else ""
-        line = f"{status}: {stop}; the same command{flag} continues it"
+        does = "continues it" if attempts.has_checkpoint(self.folder.path) else "begins it again"
+        line = f"{status}: {stop}; the same command{flag} {does}"
         return self._ended(exit_status.of(stop), line)
 
     def _ended(self, code: int, line: str = "") -> int:

@@ -261,14 +261,18 @@ def _of_groups(one: Side, other: Side, differ: set[str]) -> Rows:
     try:
         every = tables.jobs(experiment_name(), script=script)
         every = every[every["job_id"].isin(of[0] | of[1])]
-        present = every[~every["stale"]]  # if both have some, stale jobs are in no mean
-        if all(present["job_id"].isin(ids).any() for ids in of):
-            every = present
+        rows = list[dict[str, Any]]()
+        for letter, ids in zip("AB", of, strict=True):
+            own = every[every["job_id"].isin(ids)]
+            if stale := int(own["stale"].sum()):
+                said = f"{stale} of {counted(len(own), 'job')} of {letter} are stale"
+                if stale < len(own):  # which are in no mean, unless there are no others
+                    every, said = every.drop(own.index[own["stale"]]), f"{said}, and left out"
+                rows.append({"name": "stale", "said": said})
         by = {*groups.with_role(every, "task"), *groups.varied(every)} - differ
         rest = sorted(name for name in by if groups.combinations(every, [name]) > 1)
         alike, metrics = groups.groups(every, rest), declared(every)
         parts: tuple[Part | None, ...] = ("val", "test", None)
-        rows = []
         for (cell, jobs), (name, metric), part in product(alike.items(), metrics.items(), parts):
             measured = Measured(name, metric, part)
             if measured.result in every.attrs["settings"]:
@@ -278,7 +282,9 @@ def _of_groups(one: Side, other: Side, differ: set[str]) -> Rows:
                 rows.append(_compared(plain(f"{cell} {measured.result}".strip()), a, b))
     except NoResults as none:
         raise JobError(f"results: {none}") from none
-    return rows or [{"name": "results", "said": "there are none that both have"}]
+    if not any("difference" in row for row in rows):
+        rows.append({"name": "results", "said": "there are none that both have"})
+    return rows
 
 
 def _compared(name: str, a: samples.Sample, b: samples.Sample) -> dict[str, Any]:
@@ -291,10 +297,11 @@ def _compared(name: str, a: samples.Sample, b: samples.Sample) -> dict[str, Any]
     how = f"over the repeats that both have; {how}" if samples.leaves_out(a, b) else how
     if found := samples.differences({"A": a, "B": b}, "A").get("B"):
         change, low, high = map(float, found.estimate.interval)
-        row |= {"low": low, "high": high, "paired": found.paired}
+        ends = {"low": low, "high": high} if found.has_interval else {}
+        row |= {**ends, "paired": found.paired}
         how = f"95% interval {number(low, digits)} to {number(high, digits)}, {found.n} "
         how += "pairs" if found.paired else "repeats, not paired"
-        how = "no interval, the same in all repeats" if found.is_constant else how
+        how = how if found.has_interval else "no interval, the same in all repeats"
     if abs(change) < 1e-12 * abs(of_a):  # it comes from rounding alone
         change = 0.0
     return {**row, "difference": change, "said": f"{said}  {what} {number(change, digits)} ({how})"}

@@ -93,7 +93,9 @@ def publish(project: Project, given: argparse.Namespace) -> None:
         about = {"folder": str(out), "jobs": jobs, "files": published, "stale": old}
         print(json_of({**about, "names": traces}))
         return
-    count = f"{counted(len(jobs), 'job')}, {counted(len(published), 'file')}"
+    inputs = {path for each in every for path in attempts.with_ancestors(each)} - {*every}
+    more = f" and {len(inputs)} that they are derived from" * bool(inputs)
+    count = f"{counted(len(jobs), 'job')}{more}, {counted(len(published), 'file')}"
     print(f"{shown(out)}: {count}, {size:.1f} MB")
     if old:
         what = "published with the code that they ran with, which is not today's"
@@ -270,7 +272,7 @@ def adopt(project: Project, given: argparse.Namespace) -> int:
     """
     require(given.spot_check >= 0, "--spot-check", given.spot_check, "a number of jobs, or 0")
     Interruption().listen()
-    now, new = datetime.now(UTC).isoformat(timespec="seconds"), set[str]()
+    now, new, more = datetime.now(UTC).isoformat(timespec="seconds"), set[str](), set[str]()
     project.runs_root.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         folder = held.enter_context(TemporaryDirectory(prefix=ADOPTED, dir=project.runs_root))
@@ -286,10 +288,18 @@ def adopt(project: Project, given: argparse.Namespace) -> int:
         for name in every:
             note = {"schema": 1, "id": name.split("/")[0], "from": given.source.name, "on": now}
             write_record(runs / name / layout.ADOPTED, note)
-            if _move(runs / name, project.runs_root / name):
+            if _move(runs / name, here := project.runs_root / name):
                 new.add(name.split("/")[0])
+            elif (here / layout.ADOPTED).exists():  # perhaps without weights or logs
+                kept = [file for file in (runs / name).rglob("*") if file.is_file()]
+                if any([_move(file, here / file.relative_to(runs / name)) for file in kept]):
+                    more.add(name.split("/")[0])
     there = {name.split("/")[0] for name in every} - {*new}
-    print(f"adopted {counted(len(new), 'job')}" + (f"; {len(there)} already here" if there else ""))
+    print(
+        f"adopted {counted(len(new), 'job')}"
+        + f"; {len(there)} already here" * bool(there)
+        + f", {len(more)} of them with further files now" * bool(more)
+    )
     status = exit_status.DONE
     for name in every:
         if attempts.status_of(project.runs_root / name) != "finished":

@@ -9,7 +9,7 @@ captions begin with a space, and are empty if there is nothing to say.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from labjobs.cli.flags import as_plain
+from labjobs.cli.flags import as_plain, as_text
 from labjobs.job.terminal import counted as number_of
 from labjobs.results import groups, tables
 from labjobs.results.intervals import NEEDED
@@ -148,10 +148,27 @@ class Comparison:
         those that diverged, and those without a finite result."""
         jobs, diverged = self.jobs, self.jobs["diverged"]
         unknown = ~diverged & ~jobs.index.isin(groups.finite(jobs, self.metric.result).index)
-        said = self._counted("Diverged, so left out of means", jobs, diverged)
+        said = self._counted("Diverged, so left out of means", jobs, diverged) + self._failed
         # A figure may show test results, which these jobs have.
         said += self._counted(f"No finite {self.metric}, left out of its means", jobs, unknown)
         return self.chosen + said + self.unlike_splits
+
+    @cached_property
+    def _tried(self) -> dict[str, pd.DataFrame]:
+        """The jobs and those of the same task that failed, by settings."""
+        every, task = tables.tried(self.jobs), groups.with_role(self.jobs, "task")
+        texts = every[task].map(as_text)
+        failed = (every["state"] == "failed") & (texts == texts.iloc[0]).all(axis=1)
+        return groups.groups(every[failed | every["state"].isin(["finished", "diverged"])], self.by)
+
+    @property
+    def _failed(self) -> str:
+        """A sentence about the jobs that failed, by their settings."""
+        counts = {name: int((own["state"] == "failed").sum()) for name, own in self._tried.items()}
+        counts = {name: count for name, count in counts.items() if count}
+        counts = counts if len(counts) <= MOST else {"": sum(counts.values())}
+        each = [f"{number_of(n, 'job')}{f' ({name})' * bool(name)}" for name, n in counts.items()]
+        return f" Failed, so in no mean: {'; '.join(each)}." * bool(each)
 
     @property
     def unlike_splits(self) -> str:
@@ -170,7 +187,7 @@ class Comparison:
         """Return how many of the settings are among the first: `the best 12 of 20 settings`."""
         known, by = len(self.samples()), f" by {self.ranked_by}" * (self.ranked_by != self.metric)
         # Better ones may not have the metric that is shown.
-        shown, count = min(most, known), known if by else len(self._ranked)
+        shown, count = min(most, known), known if by else len(self._tried)
         if count <= 1:
             return "one setting"
         every = "both" if count == 2 else f"all {count}"
@@ -227,7 +244,9 @@ class Comparison:
         results have chosen."""
         said = self.over(most)
         with suppress(NoResults):
-            said += apart(*self.differences(most, {}), self.metric.of("test"))
+            first, found = self.differences(most, {})
+            said += apart(first, found, self.metric.of("test"))
+            said += SHARED * any(each.left_out for each in found.values())
         return said
 
 
@@ -237,16 +256,19 @@ def on_tasks(jobs: pd.DataFrame, most: int) -> dict[str, Comparison]:
     groups.having(jobs, shown(jobs).of("test").result)
     (by,), metric = distributed(jobs, [most]), shown(jobs)
     found = groups.tasks(jobs)
+    every = tables.tried(jobs)
     for own in found.values():  # so that the same name has the same meaning on all tasks
-        own.attrs[groups.VALUES] = {n: groups.values_of(jobs, n) for n in jobs.attrs["settings"]}
+        own.attrs[groups.VALUES] = {n: groups.values_of(every, n) for n in jobs.attrs["settings"]}
     compared = {}
     for task, own in found.items():
         try:
             compared[task] = compare(own, along=by, metric=metric)
             groups.having(own, metric.result)
         except NoResults as none:
-            raise NoResults(f"{task}: {none}") from none
-    return compared
+            raise NoResults(f"{task}: {none}; leave it out with ONLY of plot.py") from none
+    kept, varied = pd.concat([each.jobs for each in compared.values()]), groups.varied(jobs)
+    said = _differ(kept, [name for name in varied if name not in by])
+    return {t: each if each.among else replace(each, chosen=said) for t, each in compared.items()}
 
 
 def apart(reference: str, found: Mapping[str, Difference], metric: Measured) -> str:
@@ -314,11 +336,12 @@ def compare(
         for cell, alike in groups.groups(jobs, by).items():
             of_cell = groups.ranked(alike, rest, by_validation, bool(median))
             first = next(iter(of_cell.values()))
-            best[cell] = str(values[first.index[0]])
+            if any(value is not None for value in first.iloc[0][rest]):  # else none counts there
+                best[cell] = str(values[first.index[0]])
             kept += [*first["job_id"]]
-            counts.append(len(of_cell) + _count_stopped(alike, by, rest))
+            counts.append(len(of_cell) + _count_others(alike, by, rest))
         jobs = jobs[jobs["job_id"].isin(kept)]
-        chosen = f" The jobs differ in {settings(rest)} as well."
+        chosen = _differ(jobs, rest)
         if max(counts) > 1:
             among = groups.between(counts)
             chosen = f" Shown is the best of {among} values of {settings(rest)} by {by_validation}"
@@ -330,9 +353,15 @@ def compare(
     return Comparison(jobs, metric, parts, [*along], ranked_by, chosen, among)
 
 
-def _count_stopped(alike: pd.DataFrame, by: Sequence[str], rest: Sequence[str]) -> int:
+def _differ(jobs: pd.DataFrame, rest: Sequence[str]) -> str:
+    """A sentence about those of some settings in which jobs differ where they count."""
+    names = [n for n in rest if jobs[n].map(as_text, na_action="ignore").nunique() > 1]
+    return f" The jobs differ in {settings(names)} as well." if names else ""
+
+
+def _count_others(alike: pd.DataFrame, by: Sequence[str], rest: Sequence[str]) -> int:
     """How many further values of the settings `rest` were tried with these values of `by`, in jobs
-    that halving has stopped by their validation results."""
+    that failed, or that halving has stopped by their validation results."""
 
     def values(row: Mapping[Any, Any], names: Sequence[str]) -> tuple[str, ...]:
         return tuple(str(as_plain(row.get(name))) for name in names)
@@ -341,7 +370,8 @@ def _count_stopped(alike: pd.DataFrame, by: Sequence[str], rest: Sequence[str]) 
     tried = {
         values(row, rest)
         for row in alike.attrs.get(tables.UNFINISHED, ())
-        if row["state"].startswith("stopped") and values(row, same) == values(rows[0], same)
+        if row["state"].startswith(("failed", "stopped"))
+        and values(row, same) == values(rows[0], same)
     }
     return len(tried.difference(values(row, rest) for row in rows))
 
@@ -361,7 +391,9 @@ def by_median(jobs: pd.DataFrame, metric: Measured) -> str:
     """How settings are ranked, if some jobs diverged or have no finite result."""
     lost = jobs.drop(groups.finite(jobs, metric.result).index)
     whose = "diverged jobs" if lost["diverged"].all() else f"jobs without a finite {metric}"
-    return "" if lost.empty else f", ranked by the median with {whose} as the worst"
+    return (
+        "" if lost.empty else f", ranked by the median with {whose} as the worst, then by the mean"
+    )
 
 
 def distributed(

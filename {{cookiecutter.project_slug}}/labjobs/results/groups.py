@@ -165,7 +165,10 @@ def varied(jobs: pd.DataFrame) -> list[str]:
         commonest = jobs[name].value_counts(dropna=False).max()
         return int(commonest), not is_numeric(jobs, name), name
 
-    names = {*jobs.attrs["settings"]} - {*repeated(jobs), *with_role(jobs, "task")}
+    task = with_role(jobs, "task")
+    names = {*jobs.attrs["settings"]} - {*repeated(jobs), *task}
+    if "monitor" in names and combinations(jobs, [*task, "monitor"]) == combinations(jobs, task):
+        names.remove("monitor")  # each task has one of its own
     return sorted((name for name in names if _count(jobs, name) > 1), key=rank)
 
 
@@ -237,7 +240,8 @@ def fitting(jobs: pd.DataFrame, by: Sequence[str], wanted: Mapping[str, Any]) ->
     fits = [name for name, alike in every.items() if len(tables.with_values(alike, wanted))]
     if len(fits) == 1:
         return fits[0]
-    left = [setting(name) for name in by if name not in wanted]
+    of_fits = pd.concat([every[name] for name in fits or every]).map(str)
+    left = [setting(name) for name in by if name not in wanted and of_fits[name].nunique() > 1]
     cure = f"name {' and '.join(left)} as well" if fits and left else CURE
     raise NoResults(f"BASELINE in plot.py fits {len(fits)} of the settings; {cure}")
 

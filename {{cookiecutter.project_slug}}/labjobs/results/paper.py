@@ -140,7 +140,7 @@ def checklist(jobs: pd.DataFrame, left_out: str, main: Tabulating | None) -> str
     others = [name for name in groups.repeated(jobs) if name not in repeats]
     folds = groups.split_settings(jobs, [groups.FOLD])  # 0 if there is no cross-validation
     fixed = [name for name in others if name not in folds or jobs[name].map(bool).all()]
-    tried = Counter(paper_tables.tried(jobs)["state"])
+    tried = Counter(tables.tried(jobs)["state"])
     states = ", ".join(f"{count} {state}" for state, count in sorted(tried.items()))
     same = f"; the same in all: {style.settings(fixed)}" if fixed else ""
     lines = [

@@ -9,7 +9,7 @@ said of differences is said of test results.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -99,7 +99,7 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     apart from its own. Raises NoResults if there are no results, SettingsError for an unknown
     setting or metric."""
     _check_rows(rows, jobs)
-    every_job = tried(jobs)
+    every_job = tables.tried(jobs)
     by = [*dict.fromkeys(rows)] or _fitting(jobs, every_job)
     grid, (metrics, others) = _Grid(every_job, by), _metrics(jobs, shown)
     of_tasks, compared = groups.tasks(grid.jobs), dict[str, comparison.Comparison]()
@@ -111,13 +111,14 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     names, fewer = ([*grid.settings], "") if rows else grid.fewer([*grid.settings], kept)
     table = Table(grid.corner, rows={name: [] for name in names})
     table.what = f"{WORDS.get(metrics[0].part or '', '')} results".strip().capitalize()
-    every, constant = list[Sample](), dict[str, list[str]]()
+    every, constant, better = list[Sample](), dict[str, list[str]](), dict[str, list[str]]()
+    some_left_out = False
     said = {task: compared[task].chosen + best[task][1] for task in best}
     splits = max(each.unlike_splits for each in compared.values())
     for task, own in of_tasks.items():
         first = best[task][0]
         alike = grid.alike(names, own, compared[task].jobs)
-        for metric in metrics:
+        for metric in _of_task(own, metrics):
             each = {name: samples.sample(found, metric) for name, found in alike.items()}
             found = samples.differences(each, first) if metric.part == "test" and first else {}
             every += each.values()
@@ -125,7 +126,11 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
             same = [name for name, one in whole.items() if one.is_constant]
             unclear = {name for name, one in whole.items() if not one.is_certain}
             bold = (unclear | {first}) - {*same} if found else set()
-            constant[f"{task} {metric}".strip()] = same
+            column = f"{task} {metric}".strip()
+            constant[column] = same
+            certain = {n: one.estimate.mean for n, one in whole.items() if one.is_certain}
+            better[column] = [n for n, apart in certain.items() if metric.sign * apart > 0]
+            some_left_out |= any(one.left_out for one in found.values())
             made = _column(each, alike).items()
             cells = [replace(cell, bold=n in bold, chosen=n == first) for n, cell in made]
             table.add(Column(_title(metric), task), cells)
@@ -137,6 +142,7 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     some_lack = any(len(each) and not _has_width(each.interval) for each in every)
     geometric = GEOMETRIC * any(metric.log for metric in metrics)
     table.about = _intervals(samples.over(every), some_lack) + geometric + _bold(table)
+    table.about += SHARED * some_left_out + _named("Better than †, not bold", better)
     table.about += _constant(constant, "†")
     table.about += _by_task(said) + fewer + others + splits + _confirmed(table, grid.jobs)
     return _turned(table) if len(metrics) == 1 < MOST_TASKS < len(table.columns) else table
@@ -158,7 +164,7 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
 
     Without a baseline, it is the settings with the best validation results. Raises NoResults if no
     jobs differ from it in exactly one setting, SettingsError for an unknown setting or metric."""
-    every = tried(jobs)
+    every = tables.tried(jobs)
     grid = _Grid(every, groups.varied(every))
     if not grid.by:
         raise NoResults("no setting varies among the jobs; vary one in run.sh")
@@ -177,10 +183,10 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
     changes = {name: once[name] for name in names}
     table = Table("change", rows={name: [] for name in ["baseline", *changes.values()]})
     known, (metrics, others) = list[Sample](), _metrics(jobs, shown)
-    some_left_out, splits, constant = False, "", dict[str, list[str]]()
+    some_left_out, some_lack, splits, constant = False, False, "", dict[str, list[str]]()
     for task, own in of_tasks.items():
         alike = grid.alike([reference, *changes], own, own)
-        for metric in metrics:
+        for metric in _of_task(own, metrics):
             each = {name: samples.sample(alike[name], metric) for name in (reference, *changes)}
             base, found = each[reference], samples.differences(each, reference)
             alone = [name for name in changes if each[name] and name not in found]
@@ -193,6 +199,8 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
                 splits = splits or groups.unlike_splits(repeats)
             known += [base] * base.is_shown
             known += [part for one in found.values() for part in one.of]
+            some_lack |= bool(alone) or not all(one.has_interval for one in found.values())
+            some_lack |= bool(base) and not _has_width(base.interval)
             widths = [_scaled(one.estimate.interval, each[n]) for n, one in found.items()]
             same = [changes[name] for name, one in found.items() if one.is_constant]
             constant[f"{task} {metric}".strip()] = same
@@ -203,7 +211,7 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
             table.add(Column(_title(metric), task), [first, *cells])
             for name, one in each.items():
                 table.records.append(_record(grid, name, alike[name], task, one, found.get(name)))
-    intervals = _intervals(samples.either(one.over for one in known))
+    intervals = _intervals(samples.either(one.over for one in known), some_lack)
     some_log = any(metric.log for metric in metrics)
     ratios = ", or ratios (×) to it for a logarithmic metric" * some_log
     table.about = (
@@ -367,23 +375,6 @@ class _Grid:
         return found
 
 
-def tried(jobs: pd.DataFrame) -> pd.DataFrame:
-    """Return all jobs that were tried, with their `state`, numbered."""
-    own = jobs.assign(state=np.where(jobs["diverged"], "diverged", "finished"))
-    others = pd.DataFrame([*jobs.attrs.get(tables.UNFINISHED, ())], dtype=object)
-    tried = pd.concat([own, others] if len(others) else [own], ignore_index=True)
-    for name in jobs.attrs["settings"]:
-        if len({isinstance(each, str) for each in tried[name].dropna()}) > 1:  # without an order
-            tried[name] = tried[name].map(str)
-    for name in own.select_dtypes("number"):  # those of jobs without results are missing
-        numbers = pd.to_numeric(tried[name], errors="coerce")
-        if name not in jobs.attrs["settings"] or numbers.notna().all():
-            tried[name] = numbers
-    tried["diverged"] = tried["state"] == "diverged"
-    tried.attrs = dict(jobs.attrs)
-    return tried
-
-
 def _with_results(tried: pd.DataFrame, task: str = "") -> pd.DataFrame:
     found = tried[tried["state"].isin(["finished", "diverged"])]
     if found["diverged"].all():
@@ -433,14 +424,24 @@ def _metrics(jobs: pd.DataFrame, shown: Sequence[str]) -> tuple[list[Measured], 
     raise NoResults("no finished job has a result of a declared metric")
 
 
+def _of_task(jobs: pd.DataFrame, metrics: Iterable[Measured]) -> Iterator[Measured]:
+    """Those of some metrics that a task has: any of its jobs has such a result, or has one on
+    validation data."""
+    for metric in metrics:
+        if any(len(groups.finite(jobs, each.result)) for each in (metric, metric.of("val"))):
+            yield metric
+
+
 def _fewer(jobs: pd.DataFrame, metrics: list[Measured]) -> tuple[list[Measured], str]:
-    """As many metrics as MOST_COLUMNS allow for all tasks, the monitored one and that of --metric
-    first, and a sentence about the others."""
-    first = [jobs.attrs.get(SHOWN)]
-    with suppress(NoResults):
-        first.insert(0, chooser(jobs).name)
+    """As many metrics as MOST_COLUMNS allow for all tasks, those that the tasks monitor and that of
+    --metric first, and a sentence about the others."""
+    tasks, monitored = groups.tasks(jobs), list[str]()
+    for own in tasks.values():
+        with suppress(NoResults):
+            monitored.append(chooser(own).name)
+    first = [*monitored, jobs.attrs.get(SHOWN)]
     metrics = sorted(metrics, key=lambda metric: [metric.name != name for name in first])
-    most = max(1, MOST_COLUMNS // len(groups.tasks(jobs)))
+    most = max(1, len({*monitored}), MOST_COLUMNS // len(tasks))
     others = ", ".join(map(str, metrics[most:]))
     return metrics[:most], f" Not shown: {others}." if others else ""
 
@@ -538,6 +539,8 @@ def _record(
     metric, values, states = each.metric, each.results, Counter(tried["state"])
     found = each.interval if len(each) else Interval(*[math.nan] * 3)
     apart = difference.estimate.interval._asdict() if difference else {}
+    if difference and not difference.has_interval:
+        apart |= {"low": math.nan, "high": math.nan}
     return {
         "row": plain(row),
         **grid.settings[row],
@@ -572,10 +575,15 @@ def _intervals(known: str, some_lack: bool = False) -> str:
 
 def _constant(rows: Mapping[str, Sequence[str]], reference: str) -> str:
     """A sentence about the rows of each column that differ by the same amount in all repeats."""
+    why = f"as they differ from {reference} by the same amount in all repeats"
+    return _named(f"Not compared, {why}", rows)
+
+
+def _named(said: str, rows: Mapping[str, Sequence[str]]) -> str:
+    """A sentence about some rows of each column; empty if there are none."""
     column = len(rows) > 1
     names = [f"{n} ({of})" if column else n for of, each in rows.items() for n in each]
-    why = f"as they differ from {reference} by the same amount in all repeats"
-    return f" Not compared, {why}: {comparison.listed(names)}." * bool(names)
+    return f" {said}: {comparison.listed(names)}." * bool(names)
 
 
 def _by_task(said: Mapping[str, str]) -> str:

@@ -139,7 +139,7 @@ class _Found:
     def tried(self) -> pd.DataFrame:
         """All jobs that were tried, in the order of their ids: their state, settings, results and
         costs; of those that are not drawn, the state says why."""
-        every = paper_tables.tried(self.jobs)
+        every = tables.tried(self.jobs)
         numbers = [name for name in every.select_dtypes("number") if name != "ended"]
         about = ("hardware", "commit", "stale", "unchecked")
         names = dict.fromkeys(["job_id", "state", *every.attrs["settings"], *numbers, *about])

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from labjobs import layout
 from labjobs.results import groups, intervals, tables
 from labjobs.results.intervals import NEEDED, Estimate, Interval
 from labjobs.results.metrics import THROUGHPUT, Measured
@@ -36,6 +37,7 @@ class Sample:
     overlap: float = 0.0  # of the splits of the repeats: intervals.mean
     lost: int = 0  # number of jobs that ended without a finite result
     group: NDArray[Any] | None = None
+    fixed: bool = False  # whether all have the same test examples, without a result of each
 
     def __len__(self) -> int:
         return len(self.results)
@@ -107,7 +109,9 @@ class Sample:
         repeats = [str(name) for name in frame if groups.combinations(frame, [str(name)]) > 1]
         many = groups.counted([frame], repeats)
         if self.of_examples is None:
-            return f"{many} (corrected for the examples that they share)" if self.shared else many
+            how = ["corrected for the examples that they share"] * bool(self.shared)
+            how += ["not over test examples"] * self.fixed
+            return f"{many} ({'; '.join(how)})" if how else many
         what = "test examples" if self.group is None else "groups of test examples"
         return f"{many} and {len(self.of_examples)} {what}"
 
@@ -134,7 +138,9 @@ def sample(jobs: pd.DataFrame, metric: Measured) -> Sample:
     examples, which, group = found if found and same else (None, (), None)
     lost = int(jobs["ended"].notna().sum()) - len(results)
     overlap = 0.0 if metric == THROUGHPUT else groups.overlap(jobs, metric.part)
-    return Sample(results, metric, examples, which, overlap, lost, group)
+    fixed = examples is None and metric.part == "test" and len(known) > 0
+    fixed = fixed and tables.of_examples(known, layout.INDEX) is not None
+    return Sample(results, metric, examples, which, overlap, lost, group, fixed)
 
 
 class Difference(NamedTuple):
@@ -148,9 +154,14 @@ class Difference(NamedTuple):
     p: float = 1.0  # adjusted for all comparisons
 
     @property
+    def has_interval(self) -> bool:
+        """Whether there is an interval, which there is not if all repeats differ by the same."""
+        return bool(self.estimate.half() > 0)
+
+    @property
     def is_constant(self) -> bool:
         """Whether all repeats differ by the same, so that nothing tells how uncertain that is."""
-        return bool(self.estimate.mean) and not self.estimate.half() > 0
+        return bool(self.estimate.mean) and not self.has_interval
 
     @property
     def is_certain(self) -> bool:

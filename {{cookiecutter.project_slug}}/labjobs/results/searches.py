@@ -26,7 +26,7 @@ from labjobs.cli.ranges import Range, meaning, parse
 from labjobs.job.terminal import counted
 from labjobs.results import figures, groups, intervals, samples, style, tables, text
 from labjobs.results.metrics import CURE, Measured, NoResults, chooser, shown
-from labjobs.results.paper_tables import COSTS, tried
+from labjobs.results.paper_tables import COSTS
 from labjobs.results.plots import OPEN, SINGLE, set_rows
 from labjobs.results.style import COLOURS, GREY, Look
 
@@ -148,7 +148,7 @@ def searches(jobs: pd.DataFrame) -> list[Search]:
     chooser(jobs)
     metric, cost = shown(jobs), cost_of(jobs)
     groups.having(jobs, metric.result)
-    every = groups.with_task_of(jobs, tried(jobs))
+    every = groups.with_task_of(jobs, tables.tried(jobs))
     every = every[every[tables.SEARCH] != ""]
     draws = [json.loads(draw) for draw in every[tables.SEARCH]]
     every[INDEX] = [draw.pop("index") for draw in draws]

@@ -60,7 +60,7 @@ def macros(tables: Mapping[str, Table]) -> str:
             for column, cell in zip(table.columns, cells, strict=True):
                 place = "/".join(filter(None, (name, row, column.task, column.title)))
                 half = PLUS_MINUS + latex(cell.half) if cell.half else ""
-                key = re.sub(r"[^A-Za-z0-9 .,:=/+()-]+", "", place.replace("→", "to"))
+                key = re.sub(r"[^\w .,:=/+()-]+|_", "", place.replace("→", "to"))
                 key = key.replace(" ()", "").strip()
                 found[key] = latex(cell.text) + half if key not in found else ""
     known = r"\ifcsname result/#1\endcsname\csname result/#1\endcsname"

@@ -166,6 +166,23 @@ def unfinished(experiment: str, kind: type[Any] | None, script: str) -> pd.DataF
     return table
 
 
+def tried(jobs: pd.DataFrame) -> pd.DataFrame:
+    """Return all jobs that were tried, with their `state`, numbered."""
+    own = jobs.assign(state=np.where(jobs["diverged"], "diverged", "finished"))
+    others = pd.DataFrame([*jobs.attrs.get(UNFINISHED, ())], dtype=object)
+    tried = pd.concat([own, others] if len(others) else [own], ignore_index=True)
+    for name in jobs.attrs["settings"]:
+        if len({isinstance(each, str) for each in tried[name].dropna()}) > 1:  # without an order
+            tried[name] = tried[name].map(str, na_action="ignore")
+    for name in own.select_dtypes("number"):  # those of jobs without results are missing
+        numbers = pd.to_numeric(tried[name], errors="coerce")
+        if name not in jobs.attrs["settings"] or numbers.notna().all():
+            tried[name] = numbers
+    tried["diverged"] = tried["state"] == "diverged"
+    tried.attrs = dict(jobs.attrs)
+    return tried
+
+
 def _draw(tags: Mapping[str, str]) -> str:
     """Which draw of a search a job is. Those of `breed` are of none: a unit trains on where another
     one ended, and one generation is shorter than the next."""
@@ -319,7 +336,7 @@ def _settings(
             values = [text if known.is_word(name, text) else None for text in texts]
         elif any(isinstance(value, str) for value in values):
             values = [
-                v if isinstance(v, str) or (name not in each and v is None) else text
+                v if isinstance(v, str) or (v is None and (declared or name not in each)) else text
                 for v, text, each in zip(values, texts, params, strict=True)
             ]
         types = {*map(type, values)} if declared is None else {*declared}

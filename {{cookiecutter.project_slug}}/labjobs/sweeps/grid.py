@@ -278,7 +278,7 @@ def summary(entries: Sequence[Entry], stopped: int = 0) -> int:
     """Print the results of a sweep; returns its exit status, `stopped` if that is not 0."""
     name(entries, {"failed", "stale", "diverged"} | (set() if stopped else {"interrupted"}))
     states = [entry.state_after for entry in entries]
-    count = Counter(state for state in states if state not in {"repeated", "skipped"})
+    count = Counter(state for state in states if state != "repeated")
     now = sum(entry.status is not None and entry.state_after == "finished" for entry in entries)
     others = ", ".join(f"{n} {state}" for state, n in sorted(count.items()) if state != "finished")
     line = f"{count['finished']} of {count.total()} jobs finished, {now} of them now"

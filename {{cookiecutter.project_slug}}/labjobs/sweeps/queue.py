@@ -342,6 +342,9 @@ class Queue:
             self._left.insert(0, entry)
         elif status == exit_status.ELSEWHERE:
             self._elsewhere.append(entry)
+        elif status == exit_status.OTHER_CODE and self._flags.redo_stale and entry.state != "stale":
+            entry.state = "stale"  # since the sweep began; --force runs it again
+            self._left.insert(0, entry)
         else:
             entry.status = status
             self._look_at_rungs(entry)

@@ -122,6 +122,10 @@ def arguments(
 
 def ranges(words: Sequence[str], fixed: Sequence[str]) -> list[Range]:
     """Return the ranges in pairs such as --lr 'log 1e-4 1e-1'. Raises SettingsError."""
+    for word in (*words[:1], *fixed[:1]):
+        if word.endswith(".py"):
+            cure = "in run.sh, vary those of another script in a loop"
+            raise SettingsError(f"search: {word}: only settings of run.py can be drawn; {cure}")
     names, ranges = words[::2], words[1::2]
     if not names or len(names) != len(ranges) or not all(name.startswith("--") for name in names):
         pairs = "pairs of a flag and a range, such as --lr 'log 1e-4 1e-1'"

@@ -114,6 +114,7 @@ class Starter:
                 fork_server.start(self._couriers, words, self._code, streams, env=self._env)
 
 
+OTHER = "is already running, with other"  # code or data, as a job says that may not run beside it
 PAUSE = 0.05  # seconds between two checks of a job
 
 
@@ -150,9 +151,9 @@ class Running:
 
     def ending(self, status: int) -> str:
         """Return the last line of its output; a line is added if it was killed or crashed."""
-        if status == exit_status.ELSEWHERE:  # whose output this is
-            return f"{self._label}is already running; its results will count here too"
         line = grid.last_line(self._output)
+        if status == exit_status.ELSEWHERE and f"{self._label}{OTHER}" not in line:  # the other's
+            return f"{self._label}is already running; its results will count here too"
         if not self._output.exists():
             return f"{self._label}{_ended(status)}: its folder was removed or moved while it ran"
         if not line.startswith(self._label):

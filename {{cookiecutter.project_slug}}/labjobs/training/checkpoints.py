@@ -406,6 +406,8 @@ def attempt_to_load(job_id: str, runs_root: Path | None = None) -> tuple[Path, E
         raise JobError(f"{shown(job)}: there is no such job here{cure}")
     if not found:
         line = "a job that trains keeps them from its first evaluation on"
+        if any((path / layout.ADOPTED).exists() for path in attempts.all_of(job)):
+            line = "it was adopted without them; adopt it again, published with --weights"
         raise JobError(f"{shown(job)}: no weights are kept; {line}")
     found.sort(key=lambda path: attempts.status_of(path) == "finished")
     each = [(path, attempts.evidence_of(job_id, path, root)) for path in reversed(found)]

@@ -101,7 +101,7 @@ def extension_problem(
     total = total or length.total or 0
     settings, steps = before if fork else settings, counted(done.steps, "step")
     if done.early:
-        return f"it stopped early, after {steps}, as a longer job would; see --patience"
+        return f"it stopped early, after {steps}, so its length did not end it; see --patience"
     if total <= done.steps:
         return f"it has done {steps}, and this job has {total}; make this job longer"
     if not Position(settings, length).is_evaluated(done.steps):
