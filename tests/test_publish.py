@@ -78,6 +78,19 @@ def test_adopted_jobs_are_finished_with_the_same_bits(project, fresh, published,
 
 
 @pytest.mark.full
+def test_weights_that_are_published_later_are_adopted_later(project, fresh, published, tmp_path):
+    job = next(path.name for path in published.glob("runs/" + "[0-9a-f]" * 12))
+    succeeded(project.do("python", "jobs.py", "publish", job, str(tmp_path / "bare")))
+    assert succeeded(adopt(fresh, tmp_path / "bare")).stdout.startswith("adopted 1 job\n")
+    lacks = one_line(fresh.do("python", "jobs.py", "export-model", job), 1)
+    assert "it was adopted without them; adopt it again, published with --weights" in lacks
+    said = succeeded(adopt(fresh, published)).stdout.splitlines()[0]
+    assert said == "adopted 1 job; 1 already here, 1 of them with further files now"
+    assert same(fresh.weights(job), project.weights(job))
+    succeeded(fresh.run(*SHORT, "--init-from", job))
+
+
+@pytest.mark.full
 def test_other_programs_can_read_what_commands_print(project, published, tmp_path):
     """`publish`, `sync` and `accept`, of jobs that become stale."""
     own = project.clone(tmp_path / "project")

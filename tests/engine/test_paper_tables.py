@@ -339,7 +339,7 @@ def test_files_say_the_same_and_are_the_same_for_the_same_results(store, tmp_pat
     cells = [cell for row in table.rows.values() for cell in row]
     assert len({*names}) == len(names) == len(cells)
     assert all(name.count("/main/") == 1 for name in names)
-    accents = replace(table, rows={"é": [*table.rows.values()][0]})
+    accents = replace(table, rows={"é": next(iter(table.rows.values()))})
     assert "csname result/main/é/test accuracy" in table_files.macros({"main": accents})
     assert re.search(
         r"result/main/.*test accuracy\\endcsname\{0\.900\\,\$\\pm\$\\,0\.020\}", macros
