@@ -12,8 +12,9 @@ import math
 import subprocess
 import sys
 from ast import literal_eval
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -154,15 +155,21 @@ def _by_sql(path: Path, experiment: str, query: str) -> list[StoredJob]:
     return [_job(tags[run], run, *about) for run, *about in runs if "job_id" in tags[run]]
 
 
+def _every_page(search: Callable[..., Any]) -> Iterator[Any]:
+    """What a search of MLflow's finds, which it gives page by page."""
+    page = search()
+    yield from page
+    while page.token:
+        page = search(page_token=page.token)
+        yield from page
+
+
 def _by_client(experiment: str) -> list[StoredJob]:
-    """The runs of all jobs, fetched page by page."""
+    """The runs of all jobs."""
     runs: list[Run] = []
     with asked() as client:
-        named = client.get_experiment_by_name(experiment)
-        token: str | None = ""
-        while named and token is not None:
-            page = client.search_runs([named.experiment_id], page_token=token or None)
-            runs, token = runs + page, page.token or None
+        if named := client.get_experiment_by_name(experiment):
+            runs = [*_every_page(partial(client.search_runs, [named.experiment_id]))]
     found = []
     for run in runs:
         about, data = run.info, run.data
@@ -367,7 +374,7 @@ def experiments(wanted: str = "") -> dict[str, str | None]:
         with asked() as client:
             from mlflow.entities import ViewType
 
-            every = client.search_experiments(ViewType.ALL)
+            every = [*_every_page(partial(client.search_experiments, ViewType.ALL))]
         found = [
             (each.name, each.lifecycle_stage, each.experiment_id, each.tags.get(PROJECT_ID))
             for each in every
