@@ -84,8 +84,11 @@ def test_weights_that_are_published_later_are_adopted_later(project, fresh, publ
     assert succeeded(adopt(fresh, tmp_path / "bare")).stdout.startswith("adopted 1 job\n")
     lacks = one_line(fresh.do("python", "jobs.py", "export-model", job), 1)
     assert "it was adopted without them; adopt it again, published with --weights" in lacks
-    said = succeeded(adopt(fresh, published)).stdout.splitlines()[0]
+    done = succeeded(adopt(fresh, published, "--json", "--spot-check", "1"))
+    said = done.stderr.splitlines()[0]
     assert said == "adopted 1 job; 1 already here, 1 of them with further files now"
+    about = json.loads(done.stdout)
+    assert (len(about["adopted"]), about["already"], about["completed"]) == (1, [job], [job])
     assert same(fresh.weights(job), project.weights(job))
     succeeded(fresh.run(*SHORT, "--init-from", job))
 

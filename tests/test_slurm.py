@@ -211,8 +211,9 @@ def test_the_check_of_a_cluster(lab: Lab, cluster: Cluster) -> None:
     assert found.returncode == 1 and f"not  data: {lab.machine}: photos missing" in found.stdout
     assert "GPU" not in found.stdout
     toml.write_text(HYADES + 'gpus = 0\nsetup = ["module load nothing"]\n')
-    found = lab.project.do(*run, GPUS="")
-    assert "not  ended early: setup in cluster.toml failed: module load nothing" in found.stdout
+    found = lab.project.do(*run, "--json", GPUS="")
+    early = "ended early: setup in cluster.toml failed: module load nothing"
+    assert {"works": False, "said": early} in json.loads(found.stdout)["found"]
     assert cluster.states() == [] and folders(lab.project.root) == []
 
 

@@ -13,6 +13,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -44,19 +45,29 @@ def check(_: Project, given: Namespace) -> int:
     states.lock_snapshot(folder)
     data = PROJECT / expanded(cluster.data or "data")
     files.write_json(folder / layout.SUBMITTED, {"cluster": vars(cluster), "data": _names(data)})
-    array, failed = "", False
+    array, lines = "", list[str]()
     try:
         script = arrays.script(cluster, PROJECT, "labjobs.commands.cluster", folder)
         array = cluster.batch.submit(cluster, Array(script, folder, 1))
-        print(f"submitted to {cluster.batch.title} as {array}", flush=True)
-        for line in _results(cluster, array, folder):
-            print(line, flush=True)
-            failed |= line.startswith(NOT)
+        with redirect_stdout(sys.stderr) if given.json else nullcontext():
+            print(f"submitted to {cluster.batch.title} as {array}", flush=True)
+            for line in _results(cluster, array, folder):
+                print(line, flush=True)
+                lines.append(line)
     finally:
         if array and array in cluster.batch.tasks():
             cluster.batch.cancel([array])
         shutil.rmtree(folder, ignore_errors=True)
-    return int(failed)
+    known = [
+        (mark, line.removeprefix(mark))
+        for line in lines
+        for mark in (OK, NOT)
+        if line.startswith(mark)
+    ]
+    if given.json:
+        found = [{"works": mark == OK, "said": said} for mark, said in known]
+        print(files.json_of({"task": array, "found": found}))
+    return int(any(mark == NOT for mark, _ in known))
 
 
 def _results(cluster: Cluster, array: str, folder: Path) -> Iterator[str]:

@@ -165,7 +165,8 @@ COMMANDS = {
     "adopt": Command(
         "take the jobs of a published folder into this project, as if they had run here",
         argument("source", "the folder, or an archive of it", "FOLDER|ARCHIVE", type=Path)
-        | number("--spot-check", "how many jobs to audit afterwards (default: 0)", 0),
+        | number("--spot-check", "how many jobs to audit afterwards (default: 0)", 0)
+        | JSON,
         "publish.adopt",
     ),
     "disk": Command(
@@ -195,7 +196,7 @@ COMMANDS = {
     ),
     "cluster check": Command(
         "submit a short job to a cluster in cluster.toml, and print what works there",
-        argument("name", "a cluster in cluster.toml", "NAME"),
+        argument("name", "a cluster in cluster.toml", "NAME") | JSON,
         "cluster.check",
     ),
     "eject": Command(

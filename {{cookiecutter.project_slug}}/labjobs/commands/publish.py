@@ -18,10 +18,11 @@ import platform
 import random
 import re
 import shutil
+import sys
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -295,6 +296,19 @@ def adopt(project: Project, given: argparse.Namespace) -> int:
                 if any([_move(file, here / file.relative_to(runs / name)) for file in kept]):
                     more.add(name.split("/")[0])
     there = {name.split("/")[0] for name in every} - {*new}
+    about = {"adopted": sorted(new), "already": sorted(there), "completed": sorted(more)}
+    with redirect_stdout(sys.stderr) if given.json else nullcontext():
+        status = _tell(project, every, about, given.spot_check)
+    if given.json:
+        print(json_of(about))
+    return status
+
+
+def _tell(
+    project: Project, every: Sequence[str], about: Mapping[str, Sequence[str]], count: int
+) -> int:
+    """Say which jobs were adopted, upload them, and audit some; return the exit status."""
+    new, there, more = about.values()
     print(
         f"adopted {counted(len(new), 'job')}"
         + f"; {len(there)} already here" * bool(there)
@@ -306,7 +320,7 @@ def adopt(project: Project, given: argparse.Namespace) -> int:
             line = f"jobs.py: {name} is already here, but not finished: continue it, or remove it"
             status = leave(exit_status.FAILED, line)
     status = inventory.sync(project, argparse.Namespace(json=False)) or status
-    if chosen := random.sample(sorted(new), min(given.spot_check, len(new))):
+    if chosen := random.sample(new, min(count, len(new))):
         wanted = argparse.Namespace(what=chosen, seed=None, json=False, command="audit")
         status = replay.audit_jobs(project, wanted) or status
     return status
