@@ -214,7 +214,7 @@ def test_only_failed_and_fail_fast(lab):
     assert numbers and int(numbers[1]) + int(numbers[2]) == 8
     again = lab.sweep("--only", "failed")
     assert again.returncode == 1
-    assert last_line(again) == "0 of 1 jobs finished, 0 of them now; 1 failed"
+    assert last_line(again) == "0 of 9 jobs finished, 0 of them now; 1 failed, 8 skipped"
 
 
 def test_the_code_is_that_of_the_start(lab):
