@@ -260,9 +260,10 @@ def test_diff_of_groups_has_intervals_over_seeds(fresh):
     fresh.edit("run.py", "return 2 * losses.mean(), measured", "return losses.mean(), measured")
     found = jobs.json("diff", "lr=1e-3,seed=2", "lr=1e-2,seed>=2")
     assert [(row["name"], row["pairs"]) for row in found["code"]] == [("run.forward", 1)]
-    assert found["pairs"] == 1 and found["results"][1]["n"] == [1, 1]
-    stale = "1 of 2 jobs of B are stale, and left out"
-    assert found["results"][0] == {"name": "stale", "said": stale}
+    assert found["pairs"] == 1 and found["results"][0]["n"] == [1, 1]
+    (stale,) = found["stale"]["B"]
+    said = jobs.lines("diff", "lr=1e-3,seed=2", "lr=1e-2,seed>=2")
+    assert f"stale in B: {stale}" in said and found["stale"]["A"] == []
     # Jobs that differ in more are not compared, nor is a job with itself.
     fresh.finish("--epochs", "2", "--batch-size", "256", "--lr", "1e-2")
     found = jobs.json("diff", "lr=1e-3", "lr=1e-2,seed<3")

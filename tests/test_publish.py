@@ -86,7 +86,7 @@ def test_weights_that_are_published_later_are_adopted_later(project, fresh, publ
     assert "it was adopted without them; adopt it again, published with --weights" in lacks
     done = succeeded(adopt(fresh, published, "--json", "--spot-check", "1"))
     said = done.stderr.splitlines()[0]
-    assert said == "adopted 1 job; 1 already here, 1 of them with further files now"
+    assert said == "adopted 1 job; 1 already here; 1 with further files now"
     about = json.loads(done.stdout)
     assert (len(about["adopted"]), about["already"], about["completed"]) == (1, [job], [job])
     assert same(fresh.weights(job), project.weights(job))
@@ -348,6 +348,10 @@ def test_a_job_without_monitor_and_split_is_published_with_its_results(fresh, tm
         f"{where} names {fresh.root}: part of a setting, the code or an output"
     ]
     derived = fresh.finish(*SHORT, "--init-from", job)
+    said = succeeded(
+        fresh.do("python", "jobs.py", "publish", derived, str(tmp_path / "both"))
+    ).stdout
+    assert said.startswith(f"{tmp_path}/both: 1 job with 1 input, ")
     shutil.rmtree(fresh.root / "runs" / job)
     done = fresh.do("python", "jobs.py", "publish", derived, str(tmp_path / "new" / "other"))
     assert one_line(done, 1).endswith("cannot be published: records are missing or damaged")

@@ -381,10 +381,26 @@ def test_what_failed_was_tried_too_and_is_named(store):
         one(store, "failed", model=model, lr=lr, seed=seed, **ended)
     shown = compare(tried(tables.jobs("failed")), 9, along=["lr"])
     assert shown.first(12) == "the best 3 of 5 settings"
-    named = "2 jobs (knn, lr 0.1); 1 job (mlp, lr 0.1); 1 job (vit, lr 0.2)"
+    named = "2 jobs (model knn, lr 0.1); 1 job (mlp, lr 0.1); 1 job (model vit, lr 0.2)"
     assert shown.notes == f" Failed, so in no mean: {named}."
+    # Of jobs that have not begun, the hardware is not known; those that confirm choose nothing.
+    one(store, "failed", model="vit", lr=0.4, seed=4_000_000_000, **ended)
+    assert compare(tried(tables.jobs("failed")), 9, along=["lr"]).notes == shown.notes
+    on_devices = compare(tried(tables.jobs("failed")), 9, along=["hardware"])
+    assert on_devices.first(12) == "all 3 settings" and on_devices.notes == ""
     best = compare(tried(tables.jobs("failed")), 2)
     assert best.among == "2\N{EN DASH}3" and best.by == ["lr"]
+
+
+def test_no_value_is_a_value_of_a_setting_that_counts(store):
+    for lr, clip, good in ((1, None, 0.9), (1, 1.0, 0.1), (2, None, 0.1), (2, 1.0, 0.9)):
+        one(store, "clip", [good], lr=lr, clip=clip)
+    best = compare(tables.jobs("clip"), along=["lr"]).chosen
+    assert best.endswith(" clip none (for lr 1); clip 1 (for lr 2).")
+    for lr, clip in ((1, None), (2, 1.0)):
+        one(store, "differ in clip", lr=lr, clip=clip)
+    apart = compare(tables.jobs("differ in clip"), along=["lr"])
+    assert apart.chosen == " The jobs differ in clip as well."
 
 
 def test_ids_beside_none_are_none_in_all_jobs(store):

@@ -91,6 +91,7 @@ def print_diff(project: Project, given: argparse.Namespace) -> None:
     pairs = _pairs(one, other, differ)
     same = sum(pairs.values())
     one, other = one.within(pairs), other.within(pairs)
+    stale = dict[str, list[str]]()
     sections = {
         "settings": _unequal(one.settings, other.settings),
         "code": _of_pairs(pairs, _definitions),
@@ -98,10 +99,10 @@ def print_diff(project: Project, given: argparse.Namespace) -> None:
         "packages": _of_pairs(pairs, lambda a, b: _unequal(a.versions, b.versions)),
         "device": _of_pairs(pairs, lambda a, b: _unequal(a.conditions, b.conditions)),
         "curves": _of_pairs(pairs if alone else [], _curves),
-        "results": _of_pairs(pairs, _results) if alone else _of_groups(one, other, differ),
+        "results": _of_pairs(pairs, _results) if alone else _of_groups(one, other, differ, stale),
     }
     if given.json:
-        about = {"a": one.names, "b": other.names, "pairs": same}
+        about = {"a": one.names, "b": other.names, "pairs": same, "stale": stale}
         print(json_of({**about, **sections}))
         return
     for letter, each in (("A", one), ("B", other)):
@@ -110,6 +111,9 @@ def print_diff(project: Project, given: argparse.Namespace) -> None:
         del sections["curves"]
         others = f", and {len(pairs) - same} of other repeats" if len(pairs) > same else ""
         print(f"{counted(same, 'pair')} of attempts with the same other settings{others}")
+    for letter, ids in stale.items():
+        if ids:
+            print(f"stale in {letter}: {few(ids, 4)}")
     for title, rows in sections.items():
         if rows:
             print(f"\n{title}")
@@ -252,27 +256,26 @@ def _results(one: Recorded, other: Recorded) -> Iterator[Row]:
             yield {"name": name, "a": a, "b": b, "difference": b - a, "said": said}
 
 
-def _of_groups(one: Side, other: Side, differ: set[str]) -> Rows:
+def _of_groups(one: Side, other: Side, differ: set[str], stale: dict[str, list[str]]) -> Rows:
     """The mean results of two groups with the intervals of their differences, for each combination
-    of the settings in which the jobs of a group differ. Raises JobError if there are none,
+    of the settings in which the jobs of a group differ. Which of them are `stale` is noted: they
+    are in no mean, unless their group has no others. Raises JobError if there are none,
     ConnectionError."""
     script = one.each[0][0].script
     of = [{job.id for job, _ in side.each} for side in (one, other)]
     try:
         every = tables.jobs(experiment_name(), script=script)
         every = every[every["job_id"].isin(of[0] | of[1])]
-        rows = list[dict[str, Any]]()
         for letter, ids in zip("AB", of, strict=True):
             own = every[every["job_id"].isin(ids)]
-            if stale := int(own["stale"].sum()):
-                said = f"{stale} of {counted(len(own), 'job')} of {letter} are stale"
-                if stale < len(own):  # which are in no mean, unless there are no others
-                    every, said = every.drop(own.index[own["stale"]]), f"{said}, and left out"
-                rows.append({"name": "stale", "said": said})
+            stale[letter] = sorted(own.loc[own["stale"], "job_id"])
+            if len(stale[letter]) < len(own):  # else there are no others
+                every = every[~every["job_id"].isin(stale[letter])]
         by = {*groups.with_role(every, "task"), *groups.varied(every)} - differ
         rest = sorted(name for name in by if groups.combinations(every, [name]) > 1)
         alike, metrics = groups.groups(every, rest), declared(every)
         parts: tuple[Part | None, ...] = ("val", "test", None)
+        rows = []
         for (cell, jobs), (name, metric), part in product(alike.items(), metrics.items(), parts):
             measured = Measured(name, metric, part)
             if measured.result in every.attrs["settings"]:
@@ -282,9 +285,7 @@ def _of_groups(one: Side, other: Side, differ: set[str]) -> Rows:
                 rows.append(_compared(plain(f"{cell} {measured.result}".strip()), a, b))
     except NoResults as none:
         raise JobError(f"results: {none}") from none
-    if not any("difference" in row for row in rows):
-        rows.append({"name": "results", "said": "there are none that both have"})
-    return rows
+    return rows or [{"name": "results", "said": "there are none that both have"}]
 
 
 def _compared(name: str, a: samples.Sample, b: samples.Sample) -> dict[str, Any]:

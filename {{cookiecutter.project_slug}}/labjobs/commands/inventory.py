@@ -471,7 +471,7 @@ def _rank(by: str, rows: list[dict[str, Any]]) -> Callable[[dict[str, Any]], flo
     declared = {name: metric for script in scripts for name, metric in _declared(script).items()}
     metric = declared.get(key.removeprefix("best_val_"))
     gone = [script for script in scripts if not identity.kind_of(script)]
-    if gone and not metric:
+    if gone == scripts and not metric and key not in costs.NAMES:
         raise SettingsError(f"--by {by}: {gone[0]}.py, which said what is better, is gone")
     sign = -1 if metric and metric.better == "higher" else 1
 

@@ -90,12 +90,14 @@ def publish(project: Project, given: argparse.Namespace) -> None:
         size = sum(file.stat().st_size for file in files) / 1e6
         part.rename(out)  # the whole folder, or nothing
     jobs, old = ([path.parent.name for path in some] for some in (every, stale))
+    of_all = {path for each in every for path in attempts.with_ancestors(each)}
+    inputs = sorted(path.parent.name for path in of_all - {*every})
     if given.json:
-        about = {"folder": str(out), "jobs": jobs, "files": published, "stale": old}
+        about = {"folder": str(out), "jobs": jobs, "inputs": inputs}
+        about |= {"files": published, "stale": old}
         print(json_of({**about, "names": traces}))
         return
-    inputs = {path for each in every for path in attempts.with_ancestors(each)} - {*every}
-    more = f" and {len(inputs)} that they are derived from" * bool(inputs)
+    more = f" with {counted(len(inputs), 'input')}" * bool(inputs)
     count = f"{counted(len(jobs), 'job')}{more}, {counted(len(published), 'file')}"
     print(f"{shown(out)}: {count}, {size:.1f} MB")
     if old:
@@ -291,7 +293,8 @@ def adopt(project: Project, given: argparse.Namespace) -> int:
             write_record(runs / name / layout.ADOPTED, note)
             if _move(runs / name, here := project.runs_root / name):
                 new.add(name.split("/")[0])
-            elif (here / layout.ADOPTED).exists():  # perhaps without weights or logs
+            elif (here / layout.ADOPTED).exists() and _start(here) == _start(runs / name):
+                # Perhaps without weights or logs.
                 kept = [file for file in (runs / name).rglob("*") if file.is_file()]
                 if any([_move(file, here / file.relative_to(runs / name)) for file in kept]):
                     more.add(name.split("/")[0])
@@ -312,7 +315,7 @@ def _tell(
     print(
         f"adopted {counted(len(new), 'job')}"
         + f"; {len(there)} already here" * bool(there)
-        + f", {len(more)} of them with further files now" * bool(more)
+        + f"; {len(more)} with further files now" * bool(more)
     )
     status = exit_status.DONE
     for name in every:
@@ -410,6 +413,11 @@ def _check_attempt(path: Path) -> None:
     except Exception as error:  # whatever comes of strange records
         why = cause(error).removesuffix(f"; {journal.WAY_OUT}")
         raise JobError(f"job {attempt.job} cannot be adopted: {why}") from error
+
+
+def _start(attempt: Path) -> Any:
+    """What its first process has written down, which no other attempt has."""
+    return journal.record_of(attempt, layout.SETTINGS).get("journal")
 
 
 def _move(source: Path, target: Path) -> bool:

@@ -7,10 +7,11 @@ captions begin with a space, and are empty if there is nothing to say.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -23,7 +24,8 @@ from labjobs.results import groups, tables
 from labjobs.results.intervals import NEEDED
 from labjobs.results.metrics import CURE, THROUGHPUT, Measured, NoResults, Part, chooser, shown
 from labjobs.results.samples import SHARED, Difference, Sample, differences, either, over, sample
-from labjobs.results.style import Look, looks, settings
+from labjobs.results.style import Look, looks, setting, settings
+from labjobs.settings import CONFIRMING
 
 Curves = dict[str, dict[str, pd.DataFrame]]
 
@@ -153,20 +155,27 @@ class Comparison:
         said += self._counted(f"No finite {self.metric}, left out of its means", jobs, unknown)
         return self.chosen + said + self.unlike_splits
 
-    @cached_property
-    def _tried(self) -> dict[str, pd.DataFrame]:
-        """The jobs and those of the same task that failed, by settings."""
-        every, task = tables.tried(self.jobs), groups.with_role(self.jobs, "task")
-        texts = every[task].map(as_text)
-        failed = (every["state"] == "failed") & (texts == texts.iloc[0]).all(axis=1)
-        return groups.groups(every[failed | every["state"].isin(["finished", "diverged"])], self.by)
+    def _without_results(self, *states: str) -> Counter[str]:
+        """How many jobs of the same task have ended in one of some states, by settings."""
+        alike = groups.groups(self.jobs, self.by).items()
+        names = {_texts(_first(own), self.by): name for name, own in alike}
+        nested = self.jobs.attrs.get("nested", ())
+        known = [n for n in self.by if n not in nested and self.jobs[n].notna().all()]
+        order = [*chain(*groups.words_first(self.jobs, self.by))]
+        found = Counter[str]()
+        for row in _others(self.jobs, *states):
+            if any(row.get(name) is None for name in known):
+                continue  # of jobs that have not begun, the hardware or an input is unknown
+            each = zip(order, _texts(row, order), strict=True)
+            words = [f"{setting(name)} {text}" for name, text in each if row.get(name) is not None]
+            found[names.get(_texts(row, self.by), ", ".join(words))] += 1
+        return found
 
     @property
     def _failed(self) -> str:
         """A sentence about the jobs that failed, by their settings."""
-        counts = {name: int((own["state"] == "failed").sum()) for name, own in self._tried.items()}
-        counts = {name: count for name, count in counts.items() if count}
-        counts = counts if len(counts) <= MOST else {"": sum(counts.values())}
+        counts = self._without_results("failed")
+        counts = counts if len(counts) <= MOST else Counter({"": counts.total()})
         each = [f"{number_of(n, 'job')}{f' ({name})' * bool(name)}" for name, n in counts.items()]
         return f" Failed, so in no mean: {'; '.join(each)}." * bool(each)
 
@@ -187,7 +196,9 @@ class Comparison:
         """Return how many of the settings are among the first: `the best 12 of 20 settings`."""
         known, by = len(self.samples()), f" by {self.ranked_by}" * (self.ranked_by != self.metric)
         # Better ones may not have the metric that is shown.
-        shown, count = min(most, known), known if by else len(self._tried)
+        shown, count = min(most, known), known
+        if not by and self.metric != THROUGHPUT:  # of others it is known that they are not faster
+            count = len({*self._ranked, *self._without_results("failed", "stopped")})
         if count <= 1:
             return "one setting"
         every = "both" if count == 2 else f"all {count}"
@@ -256,9 +267,8 @@ def on_tasks(jobs: pd.DataFrame, most: int) -> dict[str, Comparison]:
     groups.having(jobs, shown(jobs).of("test").result)
     (by,), metric = distributed(jobs, [most]), shown(jobs)
     found = groups.tasks(jobs)
-    every = tables.tried(jobs)
     for own in found.values():  # so that the same name has the same meaning on all tasks
-        own.attrs[groups.VALUES] = {n: groups.values_of(every, n) for n in jobs.attrs["settings"]}
+        own.attrs[groups.VALUES] = {n: groups.values_of(jobs, n) for n in jobs.attrs["settings"]}
     compared = {}
     for task, own in found.items():
         try:
@@ -332,12 +342,14 @@ def compare(
             raise NoResults(f"{many}, and {none}; or {CURE}") from none
         median = by_median(jobs, by_validation)
         kept, counts = list[str](), list[int]()
-        best, values = dict[str, str](), groups.label(jobs, rest)
+        best, idle, nested = dict[str, str](), set[str](), jobs.attrs.get("nested", ())
+        values = groups.label(jobs, rest)
         for cell, alike in groups.groups(jobs, by).items():
             of_cell = groups.ranked(alike, rest, by_validation, bool(median))
             first = next(iter(of_cell.values()))
-            if any(value is not None for value in first.iloc[0][rest]):  # else none counts there
-                best[cell] = str(values[first.index[0]])
+            best[cell] = str(values[first.index[0]])
+            if all(first.iloc[0][name] is None and name in nested for name in rest):
+                idle.add(cell)  # none of the settings counts there
             kept += [*first["job_id"]]
             counts.append(len(of_cell) + _count_others(alike, by, rest))
         jobs = jobs[jobs["job_id"].isin(kept)]
@@ -345,7 +357,8 @@ def compare(
         if max(counts) > 1:
             among = groups.between(counts)
             chosen = f" Shown is the best of {among} values of {settings(rest)} by {by_validation}"
-            chosen += f"{median}{_named(best)}."
+            named = {cell: value for cell, value in best.items() if cell not in idle}
+            chosen += f"{median}{_named(named or best)}."
     ranked_by = metric or chooser(jobs)
     if metric is None:
         metric = shown(jobs)
@@ -355,25 +368,40 @@ def compare(
 
 def _differ(jobs: pd.DataFrame, rest: Sequence[str]) -> str:
     """A sentence about those of some settings in which jobs differ where they count."""
-    names = [n for n in rest if jobs[n].map(as_text, na_action="ignore").nunique() > 1]
+    nested = jobs.attrs.get("nested", ())
+    each = {n: {as_text(v) for v in jobs[n] if v is not None or n not in nested} for n in rest}
+    names = [name for name, values in each.items() if len(values) > 1]
     return f" The jobs differ in {settings(names)} as well." if names else ""
 
 
 def _count_others(alike: pd.DataFrame, by: Sequence[str], rest: Sequence[str]) -> int:
     """How many further values of the settings `rest` were tried with these values of `by`, in jobs
     that failed, or that halving has stopped by their validation results."""
+    rows, own = alike.to_dict("records"), _texts(_first(alike), by)
+    every = _others(alike, "failed", "stopped")
+    tried = {_texts(row, rest) for row in every if _texts(row, by) == own}
+    return len(tried.difference(_texts(row, rest) for row in rows))
 
-    def values(row: Mapping[Any, Any], names: Sequence[str]) -> tuple[str, ...]:
-        return tuple(str(as_plain(row.get(name))) for name in names)
 
-    rows, same = alike.to_dict("records"), [*by, *groups.with_role(alike, "task")]
-    tried = {
-        values(row, rest)
-        for row in alike.attrs.get(tables.UNFINISHED, ())
-        if row["state"].startswith(("failed", "stopped"))
-        and values(row, same) == values(rows[0], same)
-    }
-    return len(tried.difference(values(row, rest) for row in rows))
+def _first(jobs: pd.DataFrame) -> dict[Any, Any]:
+    return dict(jobs.iloc[0])
+
+
+def _texts(row: Mapping[Any, Any], names: Sequence[str]) -> tuple[str, ...]:
+    """The values of some settings as texts, by which rows of any kind are compared."""
+    return tuple(str(as_plain(row.get(name))) for name in names)
+
+
+def _others(jobs: pd.DataFrame, *states: str) -> Iterator[Mapping[str, Any]]:
+    """The jobs of the same task that have ended in one of some states, without results; those that
+    confirm only beside others that do."""
+    task, confirm = groups.with_role(jobs, "task"), groups.confirming(jobs).any()
+    for row in jobs.attrs.get(tables.UNFINISHED, ()):
+        seed = row.get(groups.SEED)
+        chooses = confirm or not (isinstance(seed, int) and seed >= CONFIRMING)
+        same = _texts(row, task) == _texts(_first(jobs), task)
+        if row["state"].startswith(states) and chooses and same:
+            yield row
 
 
 def _named(best: dict[str, str]) -> str:

@@ -312,6 +312,11 @@ def finite(jobs: pd.DataFrame, key: str) -> "pd.Series[float]":
     return values[np.isfinite(values)]
 
 
+def has(jobs: pd.DataFrame, metric: Measured) -> bool:
+    """Return whether any job has a finite result."""
+    return len(finite(jobs, metric.result)) > 0
+
+
 def having(jobs: pd.DataFrame, key: str) -> pd.DataFrame:
     """Return the jobs that have a finite value in a column. Raises NoResults if no job has one."""
     found = jobs.loc[finite(jobs, key).index]

@@ -9,7 +9,7 @@ said of differences is said of test results.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -101,24 +101,26 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     _check_rows(rows, jobs)
     every_job = tables.tried(jobs)
     by = [*dict.fromkeys(rows)] or _fitting(jobs, every_job)
-    grid, (metrics, others) = _Grid(every_job, by), _metrics(jobs, shown)
-    of_tasks, compared = groups.tasks(grid.jobs), dict[str, comparison.Comparison]()
+    grid, compared = _Grid(every_job, by), dict[str, comparison.Comparison]()
+    of_tasks = groups.tasks(grid.jobs)
+    columns, others = _columns(of_tasks, jobs, shown)
     for task, own in of_tasks.items():
         voting = groups.choosing(_with_results(own, task))
-        compared[task] = comparison.compare(voting, along=by, metric=metrics[0])
+        if columns[task]:
+            compared[task] = comparison.compare(voting, along=by, metric=columns[task][0])
     best = {task: grid.first(each.jobs) for task, each in compared.items()}
     kept = [first for first, _ in best.values()]
     names, fewer = ([*grid.settings], "") if rows else grid.fewer([*grid.settings], kept)
     table = Table(grid.corner, rows={name: [] for name in names})
+    metrics = [metric for each in columns.values() for metric in each]
     table.what = f"{WORDS.get(metrics[0].part or '', '')} results".strip().capitalize()
     every, constant, better = list[Sample](), dict[str, list[str]](), dict[str, list[str]]()
     some_left_out = False
     said = {task: compared[task].chosen + best[task][1] for task in best}
     splits = max(each.unlike_splits for each in compared.values())
-    for task, own in of_tasks.items():
-        first = best[task][0]
-        alike = grid.alike(names, own, compared[task].jobs)
-        for metric in _of_task(own, metrics):
+    for task, (first, _) in best.items():
+        alike = grid.alike(names, of_tasks[task], compared[task].jobs)
+        for metric in columns[task]:
             each = {name: samples.sample(found, metric) for name, found in alike.items()}
             found = samples.differences(each, first) if metric.part == "test" and first else {}
             every += each.values()
@@ -145,16 +147,19 @@ def results(jobs: pd.DataFrame, rows: Sequence[str] = (), shown: Sequence[str] =
     table.about += SHARED * some_left_out + _named("Better than †, not bold", better)
     table.about += _constant(constant, "†")
     table.about += _by_task(said) + fewer + others + splits + _confirmed(table, grid.jobs)
-    return _turned(table) if len(metrics) == 1 < MOST_TASKS < len(table.columns) else table
+    one_each = len(table.columns) == len(best)
+    return _turned(table) if one_each and len(table.columns) > MOST_TASKS else table
 
 
 def _turned(table: Table) -> Table:
     """A table with a row for each task and a column for each of the settings."""
     about = table.about.replace(_bold(table), _bold(table, "columns", "row"))
-    cells = zip(*table.rows.values(), strict=True)
-    tasks = {column.task: [*row] for column, row in zip(table.columns, cells, strict=True)}
-    heads, corner = [Column(name) for name in table.rows], table.columns[0].title
-    return replace(table, corner=corner, columns=heads, rows=tasks, about=about)
+    titles = {column.title for column in table.columns}
+    corner, same = min(titles), len(titles) == 1
+    names = [each.task if same else f"{each.task}, {each.title}" for each in table.columns]
+    tasks = dict(zip(names, map(list, zip(*table.rows.values(), strict=True)), strict=True))
+    heads = [Column(name) for name in table.rows]
+    return replace(table, corner=corner if same else "task", columns=heads, rows=tasks, about=about)
 
 
 def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[str] = ()) -> Table:
@@ -182,11 +187,11 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
     names, fewer = grid.fewer([*once])
     changes = {name: once[name] for name in names}
     table = Table("change", rows={name: [] for name in ["baseline", *changes.values()]})
-    known, (metrics, others) = list[Sample](), _metrics(jobs, shown)
+    known, (columns, others) = list[Sample](), _columns(of_tasks, jobs, shown)
     some_left_out, some_lack, splits, constant = False, False, "", dict[str, list[str]]()
     for task, own in of_tasks.items():
         alike = grid.alike([reference, *changes], own, own)
-        for metric in _of_task(own, metrics):
+        for metric in columns[task]:
             each = {name: samples.sample(alike[name], metric) for name in (reference, *changes)}
             base, found = each[reference], samples.differences(each, reference)
             alone = [name for name in changes if each[name] and name not in found]
@@ -212,7 +217,7 @@ def ablation(jobs: pd.DataFrame, baseline: Mapping[str, Any], shown: Sequence[st
             for name, one in each.items():
                 table.records.append(_record(grid, name, alike[name], task, one, found.get(name)))
     intervals = _intervals(samples.either(one.over for one in known), some_lack)
-    some_log = any(metric.log for metric in metrics)
+    some_log = any(metric.log for each in columns.values() for metric in each)
     ratios = ", or ratios (×) to it for a logarithmic metric" * some_log
     table.about = (
         f"Rows below the baseline ({reference}) are differences from it{ratios}."
@@ -419,31 +424,31 @@ def _metrics(jobs: pd.DataFrame, shown: Sequence[str]) -> tuple[list[Measured], 
             known = metric.result in jobs or (found and (shown or metric.of("val").result in jobs))
             lacking += [str(metric)] * bool(metric not in found and known)
         if found:
-            found, others = (found, "") if shown else _fewer(jobs, found)
-            return found, others + f" Without results: {', '.join(lacking)}." * bool(lacking)
+            return found, f" Without results: {', '.join(lacking)}." * bool(lacking)
     raise NoResults("no finished job has a result of a declared metric")
 
 
-def _of_task(jobs: pd.DataFrame, metrics: Iterable[Measured]) -> Iterator[Measured]:
-    """Those of some metrics that a task has: any of its jobs has such a result, or has one on
-    validation data."""
-    for metric in metrics:
-        if any(len(groups.finite(jobs, each.result)) for each in (metric, metric.of("val"))):
-            yield metric
-
-
-def _fewer(jobs: pd.DataFrame, metrics: list[Measured]) -> tuple[list[Measured], str]:
-    """As many metrics as MOST_COLUMNS allow for all tasks, those that the tasks monitor and that of
-    --metric first, and a sentence about the others."""
-    tasks, monitored = groups.tasks(jobs), list[str]()
-    for own in tasks.values():
+def _columns(
+    tasks: Mapping[str, pd.DataFrame], jobs: pd.DataFrame, shown: Sequence[str]
+) -> tuple[dict[str, list[Measured]], str]:
+    """The metrics of each task: of those that any of its jobs has, all that are `shown`, or as many
+    as MOST_COLUMNS allow, the monitored one and that of --metric first; and sentences about other
+    metrics, and tasks that have none."""
+    metrics, lacking = _metrics(jobs, shown)
+    most = len(metrics) if shown else max(1, MOST_COLUMNS // len(tasks))
+    columns = {}
+    for task, own in tasks.items():
+        known = [m for m in metrics if any(groups.has(own, each) for each in (m, m.of("val")))]
+        names = [jobs.attrs.get(SHOWN)]
         with suppress(NoResults):
-            monitored.append(chooser(own).name)
-    first = [*monitored, jobs.attrs.get(SHOWN)]
-    metrics = sorted(metrics, key=lambda metric: [metric.name != name for name in first])
-    most = max(1, len({*monitored}), MOST_COLUMNS // len(tasks))
-    others = ", ".join(map(str, metrics[most:]))
-    return metrics[:most], f" Not shown: {others}." if others else ""
+            names.insert(0, chooser(own).name)
+        first = [] if shown else [m for name in names for m in known if m.name == name]
+        columns[task] = [*dict.fromkeys([*first, *known])][:most]
+    used = [metric for each in columns.values() for metric in each]
+    others = ", ".join(str(metric) for metric in metrics if metric not in used)
+    without = ", ".join(task for task, each in columns.items() if not each)
+    said = f" Not shown: {others}." * bool(others)
+    return columns, said + f" Without these metrics: {without}." * bool(without) + lacking
 
 
 # What stands in cells: one number of decimals in a column, as many as its intervals justify.
@@ -583,7 +588,8 @@ def _named(said: str, rows: Mapping[str, Sequence[str]]) -> str:
     """A sentence about some rows of each column; empty if there are none."""
     column = len(rows) > 1
     names = [f"{n} ({of})" if column else n for of, each in rows.items() for n in each]
-    return f" {said}: {comparison.listed(names)}." * bool(names)
+    each = "; ".join(names) if len(names) <= comparison.MOST else f"{len(names)} cells"
+    return f" {said}: {each}." * bool(names)
 
 
 def _by_task(said: Mapping[str, str]) -> str:

@@ -188,7 +188,10 @@ def differences(samples: Mapping[str, Sample], reference: str) -> dict[str, Diff
 def _difference(first: Sample, second: Sample) -> Difference:
     """The difference of two samples, paired by repeat and example as far as that is possible."""
     if first.examples is None or second.examples is None:  # an interval over repeats alone
-        first, second = replace(first, examples=None), replace(second, examples=None)
+        first, second = (
+            replace(each, examples=None, fixed=each.fixed or each.examples is not None)
+            for each in (first, second)
+        )
     shared = shared_repeats(first, second)
     one, other = _part(first, shared), _part(second, shared)
     log, n = first.metric.log, len(shared)

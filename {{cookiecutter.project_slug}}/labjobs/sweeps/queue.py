@@ -343,7 +343,7 @@ class Queue:
         elif status == exit_status.ELSEWHERE:
             self._elsewhere.append(entry)
         elif status == exit_status.OTHER_CODE and self._flags.redo_stale and entry.state != "stale":
-            entry.state = "stale"  # since the sweep began; --force runs it again
+            entry.state, entry.about = "stale", "since this sweep began"
             self._left.insert(0, entry)
         else:
             entry.status = status
