@@ -197,7 +197,7 @@ class Comparison:
         known, by = len(self.samples()), f" by {self.ranked_by}" * (self.ranked_by != self.metric)
         # Better ones may not have the metric that is shown.
         shown, count = min(most, known), known
-        if not by and self.metric != THROUGHPUT:  # of others it is known that they are not faster
+        if not by and self.metric != THROUGHPUT:  # nothing says how fast the others would be
             count = len({*self._ranked, *self._without_results("failed", "stopped")})
         if count <= 1:
             return "one setting"
@@ -396,11 +396,11 @@ def _others(jobs: pd.DataFrame, *states: str) -> Iterator[Mapping[str, Any]]:
     """The jobs of the same task that have ended in one of some states, without results; those that
     confirm only beside others that do."""
     task, confirm = groups.with_role(jobs, "task"), groups.confirming(jobs).any()
+    own = _texts(_first(jobs), task)
     for row in jobs.attrs.get(tables.UNFINISHED, ()):
         seed = row.get(groups.SEED)
         chooses = confirm or not (isinstance(seed, int) and seed >= CONFIRMING)
-        same = _texts(row, task) == _texts(_first(jobs), task)
-        if row["state"].startswith(states) and chooses and same:
+        if row["state"].startswith(states) and chooses and _texts(row, task) == own:
             yield row
 
 
