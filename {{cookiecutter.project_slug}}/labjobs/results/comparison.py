@@ -7,7 +7,7 @@ captions begin with a space, and are empty if there is nothing to say.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -157,13 +157,15 @@ class Comparison:
 
     def _without_results(self, *states: str) -> Counter[str]:
         """How many jobs of the same task have ended in one of some states, by settings."""
+        found = Counter[str]()
+        if not (rows := _others(self.jobs, *states)):
+            return found
         alike = groups.groups(self.jobs, self.by).items()
         names = {_texts(_first(own), self.by): name for name, own in alike}
         nested = self.jobs.attrs.get("nested", ())
         known = [n for n in self.by if n not in nested and self.jobs[n].notna().all()]
         order = [*chain(*groups.words_first(self.jobs, self.by))]
-        found = Counter[str]()
-        for row in _others(self.jobs, *states):
+        for row in rows:
             if any(row.get(name) is None for name in known):
                 continue  # of jobs that have not begun, the hardware or an input is unknown
             each = zip(order, _texts(row, order), strict=True)
@@ -377,8 +379,9 @@ def _differ(jobs: pd.DataFrame, rest: Sequence[str]) -> str:
 def _count_others(alike: pd.DataFrame, by: Sequence[str], rest: Sequence[str]) -> int:
     """How many further values of the settings `rest` were tried with these values of `by`, in jobs
     that failed, or that halving has stopped by their validation results."""
+    if not (every := _others(alike, "failed", "stopped")):
+        return 0
     rows, own = alike.to_dict("records"), _texts(_first(alike), by)
-    every = _others(alike, "failed", "stopped")
     tried = {_texts(row, rest) for row in every if _texts(row, by) == own}
     return len(tried.difference(_texts(row, rest) for row in rows))
 
@@ -392,16 +395,20 @@ def _texts(row: Mapping[Any, Any], names: Sequence[str]) -> tuple[str, ...]:
     return tuple(str(as_plain(row.get(name))) for name in names)
 
 
-def _others(jobs: pd.DataFrame, *states: str) -> Iterator[Mapping[str, Any]]:
+def _others(jobs: pd.DataFrame, *states: str) -> list[Mapping[str, Any]]:
     """The jobs of the same task that have ended in one of some states, without results; those that
     confirm only beside others that do."""
-    task, confirm = groups.with_role(jobs, "task"), groups.confirming(jobs).any()
-    own = _texts(_first(jobs), task)
-    for row in jobs.attrs.get(tables.UNFINISHED, ()):
+    rows = [r for r in jobs.attrs.get(tables.UNFINISHED, ()) if r["state"].startswith(states)]
+    if not rows:
+        return []
+    task, found = groups.with_role(jobs, "task"), list[Mapping[str, Any]]()
+    own, confirm = _texts(_first(jobs), task), groups.confirming(jobs).any()
+    for row in rows:
         seed = row.get(groups.SEED)
         chooses = confirm or not (isinstance(seed, int) and seed >= CONFIRMING)
-        if row["state"].startswith(states) and chooses and _texts(row, task) == own:
-            yield row
+        if chooses and _texts(row, task) == own:
+            found.append(row)
+    return found
 
 
 def _named(best: dict[str, str]) -> str:

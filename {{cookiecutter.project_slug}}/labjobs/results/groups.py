@@ -167,9 +167,10 @@ def varied(jobs: pd.DataFrame) -> list[str]:
 
     task = with_role(jobs, "task")
     names = {*jobs.attrs["settings"]} - {*repeated(jobs), *task}
+    names = {name for name in names if _count(jobs, name) > 1}
     if "monitor" in names and combinations(jobs, [*task, "monitor"]) == combinations(jobs, task):
         names.remove("monitor")  # each task has one of its own
-    return sorted((name for name in names if _count(jobs, name) > 1), key=rank)
+    return sorted(names, key=rank)
 
 
 def _count(jobs: pd.DataFrame, name: str) -> int:

@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from labjobs import layout
 from labjobs.results import groups, intervals, tables
 from labjobs.results.intervals import NEEDED, Estimate, Interval
 from labjobs.results.metrics import THROUGHPUT, Measured
@@ -134,12 +133,12 @@ def sample(jobs: pd.DataFrame, metric: Measured) -> Sample:
     known = jobs.loc[groups.finite(jobs, metric.result).index]
     found = tables.of_examples(known, metric.name) if metric.part == "test" and len(known) else None
     # The metric may be another mean, such as one weighted by length.
-    same = found and np.allclose(found.values.mean(axis=0), results, rtol=1e-3, atol=1e-6)
+    each = None if found is None else found.values
+    same = each is not None and np.allclose(each.mean(axis=0), results, rtol=1e-3, atol=1e-6)
     examples, which, group = found if found and same else (None, (), None)
     lost = int(jobs["ended"].notna().sum()) - len(results)
     overlap = 0.0 if metric == THROUGHPUT else groups.overlap(jobs, metric.part)
-    fixed = examples is None and metric.part == "test" and len(known) > 0
-    fixed = fixed and tables.of_examples(known, layout.INDEX) is not None
+    fixed = found is not None and examples is None
     return Sample(results, metric, examples, which, overlap, lost, group, fixed)
 
 

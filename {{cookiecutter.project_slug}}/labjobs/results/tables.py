@@ -447,14 +447,14 @@ def outputs(jobs: pd.DataFrame, *names: str, settings: Collection[str] = ()) -> 
 class OfExamples(NamedTuple):
     """What several jobs have kept of the same test examples."""
 
-    values: NDArray[Any]  # (N, jobs)
+    values: NDArray[Any] | None  # (N, jobs); None unless all have kept one number for each
     which: tuple[NDArray[Any], ...]  # indices (N,), and true values or else the data's digest
     group: NDArray[Any] | None  # (N,), if examples belong together
 
 
 def of_examples(jobs: pd.DataFrame, name: str) -> OfExamples | None:
     """Return the output of the test examples that jobs have kept under a name. None unless all jobs
-    have kept one number for each of the same examples."""
+    are known to have the same examples."""
     rows = jobs.reindex(columns=KEPT).map(str).itertuples(index=False, name=None)
     return _of_examples(tuple(rows), name)
 
@@ -465,17 +465,18 @@ def _of_examples(jobs: tuple[tuple[str, ...], ...], name: str) -> OfExamples | N
     for row in jobs:
         job = dict(zip(KEPT, row, strict=True))
         with suppress(NoResults), _kept(job, "outputs") as arrays:
-            index, values = arrays[layout.INDEX], arrays[name]
+            index = arrays[layout.INDEX]
             order = np.argsort(index)
-            if values.ndim == 1:
+            true = [arrays[each][order] for each in TRUE if each in arrays]
+            which.append((index[order], *(true or [np.array(job[DATA])])))
+            group = arrays[layout.GROUP][order] if layout.GROUP in arrays else None
+            if name in arrays and (values := arrays[name]).ndim == 1:
                 columns.append(values[order].astype(float))
-                true = [arrays[each][order] for each in TRUE if each in arrays]
-                which.append((index[order], *(true or [np.array(job[DATA])])))
-                group = arrays[layout.GROUP][order] if layout.GROUP in arrays else None
     same = (all(map(np.array_equal, which[0], each)) for each in which)
-    if len(columns) < len(jobs) or not all(same):
+    if len(which) < len(jobs) or not all(same):
         return None
-    return OfExamples(np.stack(columns, -1), which[0], group)
+    every = np.stack(columns, -1) if len(columns) == len(jobs) else None
+    return OfExamples(every, which[0], group)
 
 
 class Predictions(NamedTuple):
