@@ -91,7 +91,10 @@ def print_diff(project: Project, given: argparse.Namespace) -> None:
     pairs = _pairs(one, other, differ)
     same = sum(pairs.values())
     one, other = one.within(pairs), other.within(pairs)
-    stale = dict[str, list[str]]()
+    if alone:
+        results, stale = _of_pairs(pairs, _results), dict[str, list[str]]()
+    else:
+        results, stale = _of_groups(one, other, differ)
     sections = {
         "settings": _unequal(one.settings, other.settings),
         "code": _of_pairs(pairs, _definitions),
@@ -99,7 +102,7 @@ def print_diff(project: Project, given: argparse.Namespace) -> None:
         "packages": _of_pairs(pairs, lambda a, b: _unequal(a.versions, b.versions)),
         "device": _of_pairs(pairs, lambda a, b: _unequal(a.conditions, b.conditions)),
         "curves": _of_pairs(pairs if alone else [], _curves),
-        "results": _of_pairs(pairs, _results) if alone else _of_groups(one, other, differ, stale),
+        "results": results,
     }
     if given.json:
         about = {"a": one.names, "b": other.names, "pairs": same, "stale": stale}
@@ -256,16 +259,17 @@ def _results(one: Recorded, other: Recorded) -> Iterator[Row]:
             yield {"name": name, "a": a, "b": b, "difference": b - a, "said": said}
 
 
-def _of_groups(one: Side, other: Side, differ: set[str], stale: dict[str, list[str]]) -> Rows:
+def _of_groups(one: Side, other: Side, differ: set[str]) -> tuple[Rows, dict[str, list[str]]]:
     """The mean results of two groups with the intervals of their differences, for each combination
-    of the settings in which the jobs of a group differ. Which of them are `stale` is noted: they
-    are in no mean, unless their group has no others. Raises JobError if there are none,
+    of the settings in which the jobs of a group differ; and the stale jobs of each group, which are
+    in no mean unless it has no others. Raises JobError if there are no results,
     ConnectionError."""
     script = one.each[0][0].script
     of = [{job.id for job, _ in side.each} for side in (one, other)]
     try:
         every = tables.jobs(experiment_name(), script=script)
         every = every[every["job_id"].isin(of[0] | of[1])]
+        stale = {}
         for letter, ids in zip("AB", of, strict=True):
             own = every[every["job_id"].isin(ids)]
             stale[letter] = sorted(own.loc[own["stale"], "job_id"])
@@ -285,7 +289,7 @@ def _of_groups(one: Side, other: Side, differ: set[str], stale: dict[str, list[s
                 rows.append(_compared(plain(f"{cell} {measured.result}".strip()), a, b))
     except NoResults as none:
         raise JobError(f"results: {none}") from none
-    return rows or [{"name": "results", "said": "there are none that both have"}]
+    return rows or [{"name": "results", "said": "there are none that both have"}], stale
 
 
 def _compared(name: str, a: samples.Sample, b: samples.Sample) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import shutil
 import sys
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from datetime import UTC, datetime
 from pathlib import Path
@@ -301,22 +301,19 @@ def adopt(project: Project, given: argparse.Namespace) -> int:
     there = {name.split("/")[0] for name in every} - {*new}
     about = {"adopted": sorted(new), "already": sorted(there), "completed": sorted(more)}
     with redirect_stdout(sys.stderr) if given.json else nullcontext():
-        status = _tell(project, every, about, given.spot_check)
+        print(
+            f"adopted {counted(len(new), 'job')}"
+            + f"; {len(there)} already here" * bool(there)
+            + f"; {len(more)} with further files now" * bool(more)
+        )
+        status = _take_in(project, every, sorted(new), given.spot_check)
     if given.json:
         print(json_of(about))
     return status
 
 
-def _tell(
-    project: Project, every: Sequence[str], about: Mapping[str, Sequence[str]], count: int
-) -> int:
-    """Say which jobs were adopted, upload them, and audit some; return the exit status."""
-    new, there, more = about.values()
-    print(
-        f"adopted {counted(len(new), 'job')}"
-        + f"; {len(there)} already here" * bool(there)
-        + f"; {len(more)} with further files now" * bool(more)
-    )
+def _take_in(project: Project, every: Sequence[str], new: Sequence[str], count: int) -> int:
+    """Upload adopted attempts, and audit so many of the new jobs; return the exit status."""
     status = exit_status.DONE
     for name in every:
         if attempts.status_of(project.runs_root / name) != "finished":

@@ -344,14 +344,14 @@ def compare(
             raise NoResults(f"{many}, and {none}; or {CURE}") from none
         median = by_median(jobs, by_validation)
         kept, counts = list[str](), list[int]()
-        best, idle, nested = dict[str, str](), set[str](), jobs.attrs.get("nested", ())
-        values = groups.label(jobs, rest)
+        values, nested = groups.label(jobs, rest), jobs.attrs.get("nested", ())
+        best, counting = dict[str, str](), dict[str, str]()  # where any of the settings counts
         for cell, alike in groups.groups(jobs, by).items():
             of_cell = groups.ranked(alike, rest, by_validation, bool(median))
             first = next(iter(of_cell.values()))
             best[cell] = str(values[first.index[0]])
-            if all(first.iloc[0][name] is None and name in nested for name in rest):
-                idle.add(cell)  # none of the settings counts there
+            if any(first.iloc[0][name] is not None or name not in nested for name in rest):
+                counting[cell] = best[cell]
             kept += [*first["job_id"]]
             counts.append(len(of_cell) + _count_others(alike, by, rest))
         jobs = jobs[jobs["job_id"].isin(kept)]
@@ -359,8 +359,7 @@ def compare(
         if max(counts) > 1:
             among = groups.between(counts)
             chosen = f" Shown is the best of {among} values of {settings(rest)} by {by_validation}"
-            named = {cell: value for cell, value in best.items() if cell not in idle}
-            chosen += f"{median}{_named(named or best)}."
+            chosen += f"{median}{_named(counting or best)}."
     ranked_by = metric or chooser(jobs)
     if metric is None:
         metric = shown(jobs)

@@ -114,7 +114,6 @@ class Starter:
                 fork_server.start(self._couriers, words, self._code, streams, env=self._env)
 
 
-OTHER = "is already running, with other"  # code or data, as a job says that may not run beside it
 PAUSE = 0.05  # seconds between two checks of a job
 
 
@@ -152,7 +151,8 @@ class Running:
     def ending(self, status: int) -> str:
         """Return the last line of its output; a line is added if it was killed or crashed."""
         line = grid.last_line(self._output)
-        if status == exit_status.ELSEWHERE and f"{self._label}{OTHER}" not in line:  # the other's
+        has_other_code = line.startswith(f"{self._label}is already running, with other ")
+        if status == exit_status.ELSEWHERE and not has_other_code:
             return f"{self._label}is already running; its results will count here too"
         if not self._output.exists():
             return f"{self._label}{_ended(status)}: its folder was removed or moved while it ran"
